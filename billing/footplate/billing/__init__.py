@@ -1,0 +1,1 @@
+"""Usage events, prices, ledger, periods and exports."""

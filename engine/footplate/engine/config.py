@@ -1,0 +1,60 @@
+"""Engine options, as an operator writes them under `models[].engine`. Resolved once, then frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from footplate.engine.errors import LoadError
+
+Auto = Literal["auto"]
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+POLICIES = ("fcfs", "priority", "fair")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The options of CONTRACT §2. `auto` is resolved against the model and the machine when it is loaded.
+
+    Seventeen fields, over the usual budget of twelve: they are one flat public block of the configuration file.
+    """
+
+    dtype: str = "auto"  # compute type; auto: packed weights with float32 activations on CPU, bfloat16 on CUDA
+    quantization: str = "none"
+    kv_dtype: str = "auto"
+    max_model_len: int | Auto = "auto"  # tokens
+    max_num_seqs: int = 256  # sequences that run at once
+    max_num_batched_tokens: int = 2048  # token budget of one step
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | Auto = "auto"
+    block_size: int = 16  # tokens
+    prefix_caching: bool = True
+    policy: str = "fair"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    speculative: dict[str, Any] | None = None
+    deterministic: bool = False
+    seed: int = 0
+    device: str = "auto"  # cpu, cuda or auto
+    async_scheduling: bool = True  # one step ahead of the host; off gives the same ids
+    max_waiting: int = 4096  # requests queued before the door says overloaded
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("kv_dtype", self.kv_dtype, DTYPES)
+        _check_choice("policy", self.policy, POLICIES)
+        _check_choice("quantization", self.quantization, ("none",))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise LoadError(f"engine.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
+            if getattr(self, name) != 1:
+                raise LoadError(f"engine.{name} is {getattr(self, name)}; this version runs one device a replica, set 1")
+        if self.speculative is not None:
+            raise LoadError("engine.speculative is set; this version has no speculation, set null")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise LoadError(f"engine.{name} is {value!r}; it must be one of {', '.join(choices)}")

@@ -1,0 +1,74 @@
+"""The gateway's ports: what it needs from engines and from tenancy, stated as protocols.
+
+Adapters live in `deployments` (Ray, channel) and `tenancy` (PostgreSQL); tests bring their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
+
+
+class Generation(Protocol):
+    """One running request. Its owner must call `close`, which aborts whatever still runs."""
+
+    async def next(self) -> Sequence[SequenceDelta]:
+        """Wait for tokens, then give everything that has come since: the more lag, the larger the batch.
+
+        Empty when all choices have ended. A choice that failed ends with FinishReason.ERROR.
+
+        Raises:
+            EngineDead: the replica died or fell silent before the request ended.
+        """
+        ...
+
+    def stop(self, index: int) -> None:
+        """End one choice at the engine (a stop string was seen); no further deltas of it are given."""
+        ...
+
+    async def close(self) -> None:
+        """Abort what still runs and give everything back. Idempotent, safe at any time."""
+        ...
+
+
+class InferenceClient(Protocol):
+    """The gateway's way to the engines."""
+
+    async def submit(self, model: str, request: EngineRequest) -> Generation:
+        """Hand a request to a replica of `model`; returns once an engine has accepted it.
+
+        Raises:
+            InvalidRequest, RequestTooLarge: the engine refused it for good.
+            EngineOverloaded: no replica can take it now.
+            EngineDead: no replica is alive.
+        """
+        ...
+
+    def models(self) -> Mapping[str, ModelCard]:
+        """The served models by name (no aliases), as last heard from the registry."""
+        ...
+
+    def stats(self) -> Mapping[tuple[str, str], EngineStats]:
+        """The last statistics of each (model, engine index), pushed by the engines."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a key stands for. `cache_scope` is derived from the tenant on the server."""
+
+    key_id: str
+    tenant_id: str
+    role: str
+    cache_scope: bytes
+
+
+class Authenticator(Protocol):
+    """Resolves API keys."""
+
+    async def authenticate(self, key: str) -> Principal | None:
+        """The principal of a live key, or None. Takes the same time for a wrong secret as for a right one."""
+        ...

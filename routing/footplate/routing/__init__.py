@@ -1,0 +1,1 @@
+"""Which replica and which model answer a request: pure decisions over views of the replicas."""
