@@ -1,1 +1,1 @@
-"""What runs where on Ray: composition root, gateway and engine replicas, the token channel, the command line."""
+"""What runs where on Ray: composition root, gateway, engine replicas, token channel, command line."""

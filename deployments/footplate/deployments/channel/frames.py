@@ -1,0 +1,180 @@
+"""The byte format of the token channel: versioned frames, the plain case as an array of 32-bit words.
+
+A frame is a header of eight bytes (version, kind, two spare bytes, payload length; little-endian) and its
+payload. `TOKENS` carries what one engine step added to any number of sequences as unsigned 32-bit words:
+
+    stream id | choice index << 8 | finish code | number of tokens | token ids ...     repeated
+
+A step's entry that needs more than ids (log-probabilities, cached-token count, an error) travels in an
+`EXTRAS` frame as MessagePack. One step holds at most one delta per choice, so the order of the two frames of
+a step doesn't matter; frames of later steps always follow those of earlier ones.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+
+import msgspec
+
+from footplate.deployments.errors import FrameError
+from footplate.engine.types import EngineStats, FinishReason, SequenceDelta
+
+VERSION = 1
+HEADER = struct.Struct("<BBHI")
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+
+# The code's place in this tuple is what travels; append only.
+FINISH_CODES: tuple[FinishReason | None, ...] = (
+    None,
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.ABORT,
+    FinishReason.ERROR,
+)
+CODE_OF: dict[FinishReason | None, int] = {reason: code for code, reason in enumerate(FINISH_CODES)}
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    HELLO = 1  # engine -> gateway, MessagePack
+    CHALLENGE = 2  # gateway -> engine, MessagePack
+    PROOF = 3  # engine -> gateway, raw digest
+    WELCOME = 4  # gateway -> engine, empty
+    ACCEPT = 5  # engine -> gateway: the engine has taken these streams; words
+    TOKENS = 6  # engine -> gateway: words, see the module's text
+    EXTRAS = 7  # engine -> gateway: MessagePack list of (stream id, SequenceDelta)
+    STATUS = 8  # engine -> gateway: heart-beat and statistics, MessagePack
+    STOP = 9  # gateway -> engine: end one choice; words (stream id, choice index)
+    ABORT = 10  # gateway -> engine: end a stream; words (stream ids)
+
+
+class Status(msgspec.Struct, array_like=True):
+    """A replica's heart-beat: its statistics, and the age of the step loop's last sign of life."""
+
+    engine_age_s: float
+    stats: EngineStats
+
+
+_extras_encoder = msgspec.msgpack.Encoder()
+_extras_decoder = msgspec.msgpack.Decoder(list[tuple[int, SequenceDelta]])
+_status_decoder = msgspec.msgpack.Decoder(Status)
+_SWAP = sys.byteorder != "little"
+
+
+def frame(kind: Kind, payload: bytes = b"") -> bytes:
+    """One whole frame, ready to write."""
+    return HEADER.pack(VERSION, kind, 0, len(payload)) + payload
+
+
+def word_frame(kind: Kind, words: Sequence[int]) -> bytes:
+    """A frame whose payload is unsigned 32-bit words.
+
+    Raises:
+        OverflowError: a word is negative or needs more than 32 bits.
+    """
+    packed = array("I", words)
+    if _SWAP:
+        packed.byteswap()
+    return HEADER.pack(VERSION, kind, 0, len(words) * 4) + packed.tobytes()
+
+
+def read_words(payload: bytes) -> list[int]:
+    """The words of a payload.
+
+    Raises:
+        FrameError: the payload is no whole number of words.
+    """
+    if len(payload) % 4:
+        raise FrameError(f"a word payload of {len(payload)} bytes is no multiple of 4")
+    packed = array("I")
+    packed.frombytes(payload)
+    if _SWAP:
+        packed.byteswap()
+    return packed.tolist()
+
+
+def is_plain(delta: SequenceDelta) -> bool:
+    """Whether ids and finish code say everything about this delta."""
+    return not (
+        delta.cached_tokens
+        or delta.logprobs is not None
+        or delta.prompt_logprobs is not None
+        or delta.error is not None
+    )
+
+
+def append_tokens(words: list[int], stream_id: int, delta: SequenceDelta) -> None:
+    """Add one plain delta to the words of a `TOKENS` frame."""
+    token_ids = delta.token_ids
+    words += (stream_id, delta.index << 8 | CODE_OF[delta.finish_reason], len(token_ids), *token_ids)
+
+
+def extras_frame(entries: Sequence[tuple[int, SequenceDelta]]) -> bytes:
+    """A frame of deltas that need more than ids, each with its stream id."""
+    return frame(Kind.EXTRAS, _extras_encoder.encode(entries))
+
+
+def read_extras(payload: bytes) -> list[tuple[int, SequenceDelta]]:
+    """The (stream id, delta) pairs of an `EXTRAS` payload.
+
+    Raises:
+        FrameError: the payload is not what `extras_frame` writes.
+    """
+    try:
+        return _extras_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FrameError(f"an extras payload can't be read: {type(error).__name__}") from error
+
+
+def status_frame(status: Status) -> bytes:
+    """A heart-beat frame."""
+    return frame(Kind.STATUS, _extras_encoder.encode(status))
+
+
+def read_status(payload: bytes) -> Status:
+    """The heart-beat of a `STATUS` payload.
+
+    Raises:
+        FrameError: the payload is not what `status_frame` writes.
+    """
+    try:
+        return _status_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FrameError(f"a status payload can't be read: {type(error).__name__}") from error
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. `max_payload` may be raised once a peer has proved itself."""
+
+    def __init__(self, max_payload: int = MAX_PAYLOAD_BYTES) -> None:
+        self.max_payload = max_payload
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The (kind, payload) pairs completed by `data`, in order.
+
+        Raises:
+            FrameError: another version, or a payload over the limit. The stream can't be read any further.
+        """
+        if self._rest:
+            data = self._rest + data
+        out: list[tuple[int, bytes]] = []
+        position, end = 0, len(data)
+        while end - position >= HEADER.size:
+            version, kind, _, length = HEADER.unpack_from(data, position)
+            if version != VERSION:
+                raise FrameError(f"the peer sent frame version {version}; this side speaks {VERSION}")
+            if length > self.max_payload:
+                raise FrameError(f"the peer sent a payload of {length} bytes; at most {self.max_payload} go")
+            start = position + HEADER.size
+            if start + length > end:
+                break
+            out.append((kind, data[start : start + length]))
+            position = start + length
+        self._rest = data[position:]
+        return out

@@ -1,0 +1,352 @@
+"""The gateway's end of the token channel: one listener, one link per engine replica, one stream per request.
+
+Owned by one event loop; nothing here is safe from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from footplate.deployments.channel import frames
+from footplate.deployments.channel.address import ChannelAddress, listen
+from footplate.deployments.channel.frames import FINISH_CODES, FrameReader, Kind, Status
+from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Doorkeeper, Hello
+from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
+from footplate.engine.errors import EngineDead, EngineError
+from footplate.engine.types import EngineStats, FinishReason, SequenceDelta
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubLimits:
+    """Bounds of the gateway's end. Times in seconds."""
+
+    max_pending_deltas: int = 8192  # of one stream whose reader lags; then it is aborted
+    handshake_s: float = 5.0
+    silence_s: float = 5.0  # no frame at all from a replica that owes tokens
+    stuck_s: float = 60.0  # the replica answers, but its step loop gave no sign of life for so long
+    check_every_s: float = 0.25
+
+
+class TokenStream:
+    """The tokens of one request as they arrive. Made by `TokenHub.open`; one reader at a time."""
+
+    __slots__ = (
+        "_hub",
+        "_open",
+        "_pending",
+        "_waiter",
+        "accepted",
+        "failure",
+        "link",
+        "request_id",
+        "stream_id",
+    )
+
+    def __init__(self, hub: TokenHub, stream_id: int, request_id: str, num_choices: int) -> None:
+        self._hub = hub
+        self._open = set(range(num_choices))
+        self._pending: list[SequenceDelta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: EngineError | None = None
+        self.link: EngineLink | None = None
+        self.request_id = request_id
+        self.stream_id = stream_id
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come: every choice has ended, or the stream failed."""
+        return not self._open or self.failure is not None
+
+    async def next(self) -> Sequence[SequenceDelta]:
+        """Wait for tokens, then give all that came since; empty when all choices have ended.
+
+        Raises:
+            EngineError: the stream failed; raised after what had arrived was given.
+        """
+        while not self._pending:
+            if self.failure is not None:
+                raise self.failure
+            if not self._open:
+                return ()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        taken, self._pending = self._pending, []
+        return taken
+
+    def stop(self, index: int) -> None:
+        """End one choice at the engine; nothing further of it is given."""
+        if index in self._open:
+            self._open.discard(index)
+            self._pending = [delta for delta in self._pending if delta.index != index]
+            self._hub.send_stop(self, index)
+            self._settle()
+
+    def close(self) -> None:
+        """Forget the stream and abort what still runs. Idempotent."""
+        if not self.is_finished:
+            self._hub.send_abort(self)
+            self._open.clear()
+        self._settle()
+
+    def fail(self, error: EngineError) -> None:
+        """End the stream with an error, unless it has ended already."""
+        if self.is_finished:
+            return
+        self.failure = error
+        self._settle()
+
+    def push(self, delta: SequenceDelta) -> None:
+        """Take one delta of an engine step."""
+        if delta.index not in self._open:
+            return
+        pending = self._pending
+        pending.append(delta)
+        if delta.finish_reason is not None:
+            self._open.discard(delta.index)
+            if not self._open:
+                self._settle()
+        elif len(pending) > self._hub.limits.max_pending_deltas:
+            self._overflow()
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _overflow(self) -> None:
+        # The reader doesn't read. What it has not taken is thrown away with the rest of the generation.
+        self._hub.send_abort(self)
+        self._hub.num_overflows += 1
+        cut = FinishReason.ABORT
+        self._pending = [SequenceDelta(self.request_id, i, finish_reason=cut) for i in sorted(self._open)]
+        self._open.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Leave the hub once finished, and wake whoever waits."""
+        if not self.is_finished:
+            return
+        self._hub.forget(self)
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        self._waiter = None
+
+
+class EngineLink(asyncio.Protocol):
+    """One engine replica's connection, from accept to loss."""
+
+    def __init__(self, hub: TokenHub) -> None:
+        self._hub = hub
+        self._doorkeeper = Doorkeeper(hub.key)
+        self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._hello: Hello | None = None
+        self.connected_at = hub.clock()
+        self.heard_at = self.connected_at
+        self.is_trusted = False
+        self.status: Status | None = None
+        self.streams: dict[int, TokenStream] = {}
+
+    @property
+    def label(self) -> tuple[str, str]:
+        """(model, engine index) of the peer."""
+        return (self._hello.model, self._hello.engine) if self._hello else ("", "")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transport is no subclass
+        self._hub.links.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self._hub.clock()
+        try:
+            for kind, payload in self._reader.feed(data):
+                self._receive(kind, payload)
+        except ChannelError as error:
+            if isinstance(error, ChannelRefused):
+                self._hub.num_refused += 1
+            logger.warning("token channel closed: %s", error)
+            self.drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._hub.links.discard(self)
+        model, engine = self.label
+        self.fail_streams(f"the connection to replica {engine} of {model} was lost")
+
+    def fail_streams(self, why: str) -> None:
+        """End every stream this replica owes tokens."""
+        streams, self.streams = list(self.streams.values()), {}
+        for stream in streams:
+            stream.fail(EngineDead(why))
+
+    def write(self, data: bytes) -> None:
+        """Send one small frame to the engine, if the connection still stands."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def drop(self) -> None:
+        """Close at once, without flushing."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _receive(self, kind: int, payload: bytes) -> None:
+        if not self.is_trusted:
+            self._shake_hands(kind, payload)
+        elif kind == Kind.TOKENS:
+            self._take_tokens(frames.read_words(payload))
+        elif kind == Kind.EXTRAS:
+            for stream_id, delta in frames.read_extras(payload):
+                stream = self.streams.get(stream_id)
+                if stream is not None:
+                    delta.request_id = stream.request_id
+                    stream.push(delta)
+        elif kind == Kind.STATUS:
+            self.status = frames.read_status(payload)
+        elif kind == Kind.ACCEPT:
+            for stream_id in frames.read_words(payload):
+                self._hub.bind(stream_id, self)
+        else:
+            raise FrameError(f"an engine sent a frame of kind {kind}")
+
+    def _shake_hands(self, kind: int, payload: bytes) -> None:
+        if kind == Kind.HELLO:
+            self._hello, challenge = self._doorkeeper.challenge(payload)
+            self.write(frames.frame(Kind.CHALLENGE, challenge))
+        elif kind == Kind.PROOF:
+            self._doorkeeper.check(payload)
+            self.is_trusted = True
+            self._reader.max_payload = frames.MAX_PAYLOAD_BYTES
+            self.write(frames.frame(Kind.WELCOME))
+        else:
+            raise ChannelRefused(f"the peer sent a frame of kind {kind} before it proved itself")
+
+    def _take_tokens(self, words: list[int]) -> None:
+        streams = self.streams
+        position, end = 0, len(words)
+        while position < end:
+            if end - position < 3 or (first := position + 3) + words[position + 2] > end:
+                raise FrameError("a token frame ends inside an entry")
+            stream = streams.get(words[position])
+            head = words[position + 1]
+            position = first + words[position + 2]
+            if stream is None:  # ended here before the engine heard of it
+                continue
+            if head & 0xFF >= len(FINISH_CODES):
+                raise FrameError(f"a token frame has finish code {head & 0xFF}")
+            token_ids = tuple(words[first:position])
+            finish_reason = FINISH_CODES[head & 0xFF]
+            stream.push(SequenceDelta(stream.request_id, head >> 8, token_ids, None, finish_reason))
+
+
+class TokenHub:
+    """Listens for engine replicas and hands their tokens to the streams of this gateway."""
+
+    def __init__(
+        self, key: bytes, limits: HubLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.key = key
+        self.limits = limits or HubLimits()
+        self.clock = clock
+        self.links: set[EngineLink] = set()
+        self.address = ""
+        self.num_refused = 0
+        self.num_overflows = 0
+        self._streams: dict[int, TokenStream] = {}
+        self._next_id = 1
+        self._server: asyncio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, address: str) -> None:
+        """Listen at `unix:/path` or `tcp:host:port`; `self.address` is then what engines dial."""
+        wanted = ChannelAddress.parse(address)
+        self._server = await listen(wanted, lambda: EngineLink(self))
+        if wanted.host and not wanted.port:
+            wanted = ChannelAddress(host=wanted.host, port=self._server.sockets[0].getsockname()[1])
+        self.address = str(wanted)
+        self._watch = asyncio.create_task(self._watch_links(), name="token-channel-watch")
+
+    async def close(self) -> None:
+        """Stop listening and drop every link; open streams fail."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._server is not None:
+            self._server.close()
+        for link in list(self.links):
+            link.drop()
+        for stream in list(self._streams.values()):
+            stream.fail(EngineDead("the gateway is shutting down"))
+
+    def open(self, request_id: str, num_choices: int = 1) -> TokenStream:
+        """A new stream; its id goes to the engine with the request."""
+        stream_id = self._next_id
+        while stream_id in self._streams:
+            stream_id = stream_id % 0xFFFFFFFF + 1
+        self._next_id = stream_id % 0xFFFFFFFF + 1
+        stream = TokenStream(self, stream_id, request_id, num_choices)
+        self._streams[stream_id] = stream
+        return stream
+
+    def bind(self, stream_id: int, link: EngineLink) -> None:
+        """The engine behind `link` has accepted a stream. The first acceptance counts."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            link.write(frames.word_frame(Kind.ABORT, [stream_id]))
+        elif stream.link is None:
+            stream.link = link
+            link.streams[stream_id] = stream
+            if not stream.accepted.done():
+                stream.accepted.set_result(None)
+
+    def forget(self, stream: TokenStream) -> None:
+        """Drop a finished stream from all tables."""
+        self._streams.pop(stream.stream_id, None)
+        if stream.link is not None:
+            stream.link.streams.pop(stream.stream_id, None)
+
+    def send_stop(self, stream: TokenStream, index: int) -> None:
+        """Tell the engine that one choice is over."""
+        if stream.link is not None:
+            stream.link.write(frames.word_frame(Kind.STOP, [stream.stream_id, index]))
+
+    def send_abort(self, stream: TokenStream) -> None:
+        """Tell the engine that a whole stream is over."""
+        if stream.link is not None:
+            stream.link.write(frames.word_frame(Kind.ABORT, [stream.stream_id]))
+
+    def stats(self) -> dict[tuple[str, str], EngineStats]:
+        """The last statistics of each connected replica, by (model, engine index)."""
+        return {link.label: link.status.stats for link in self.links if link.status is not None}
+
+    def check(self) -> None:
+        """Judge every link once: one that owes tokens must be heard, and its engine must make steps."""
+        now, limits = self.clock(), self.limits
+        for link in list(self.links):
+            model, engine = link.label
+            silent_s = now - link.heard_at
+            if not link.is_trusted:
+                if now - link.connected_at > limits.handshake_s:
+                    self.num_refused += 1
+                    link.drop()
+            elif not link.streams:
+                continue
+            elif silent_s > limits.silence_s:
+                link.fail_streams(f"replica {engine} of {model} has been silent for {silent_s:.1f} s")
+                link.drop()
+            elif link.status is not None and link.status.engine_age_s > limits.stuck_s:
+                age_s = link.status.engine_age_s
+                link.fail_streams(f"the engine of replica {engine} of {model} made no step for {age_s:.0f} s")
+
+    async def _watch_links(self) -> None:
+        while True:
+            await asyncio.sleep(self.limits.check_every_s)
+            self.check()

@@ -1,0 +1,278 @@
+"""The engine replica's end of the token channel: one link per gateway, one message per step and gateway.
+
+`deliver` may be called from the engine's thread; everything else belongs to the replica's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from footplate.deployments.channel import frames
+from footplate.deployments.channel.address import ChannelAddress, dial
+from footplate.deployments.channel.frames import FrameReader, Kind, Status
+from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Dialer
+from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
+from footplate.engine.types import SequenceDelta
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OutletLimits:
+    """Bounds of the engine's end. Times in seconds."""
+
+    max_unsent_bytes: int = 8 * 1024 * 1024  # of one gateway that doesn't read; then its requests are aborted
+    handshake_s: float = 5.0
+    status_every_s: float = 0.5
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One request's way to its gateway. `done` ends with the last choice; True if all was delivered."""
+
+    request_id: str
+    stream_id: int
+    link: GatewayLink
+    open_choices: set[int]
+    done: asyncio.Future[bool]
+
+
+@dataclass(slots=True)
+class _StepOutput:
+    """What one flush adds for one link."""
+
+    words: list[int] = field(default_factory=list)
+    extras: list[tuple[int, SequenceDelta]] = field(default_factory=list)
+
+
+class GatewayLink(asyncio.Protocol):
+    """The connection to one gateway."""
+
+    def __init__(self, outlet: TokenOutlet, dialer: Dialer) -> None:
+        self._outlet = outlet
+        self._dialer = dialer
+        self._reader = FrameReader(MAX_HANDSHAKE_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.deliveries: dict[int, Delivery] = {}
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone; a new one must be dialled."""
+        return self._transport is None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transport is no subclass
+        self.write(frames.frame(Kind.HELLO, self._dialer.hello))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, payload in self._reader.feed(data):
+                self._receive(kind, payload)
+        except ChannelError as error:
+            logger.warning("token channel closed: %s", error)
+            if not self.ready.done():
+                self.ready.set_exception(error)
+            self.drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if not self.ready.done():
+            self.ready.set_exception(ChannelRefused("the gateway closed the connection during the handshake"))
+        self._outlet.lose(self)
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes for the gateway. One that has let too much pile up is dropped with its requests."""
+        transport = self._transport
+        if transport is None:
+            return
+        transport.write(data)
+        if transport.get_write_buffer_size() > self._outlet.limits.max_unsent_bytes:
+            logger.warning("a gateway does not read; it is dropped with %d requests", len(self.deliveries))
+            self.drop()
+
+    def drop(self) -> None:
+        """Close at once, without flushing."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _receive(self, kind: int, payload: bytes) -> None:
+        if kind == Kind.CHALLENGE and not self.ready.done():
+            self.write(frames.frame(Kind.PROOF, self._dialer.prove(payload)))
+        elif kind == Kind.WELCOME and not self.ready.done():
+            self.ready.set_result(None)
+        elif kind == Kind.ABORT and self.ready.done():
+            for stream_id in frames.read_words(payload):
+                self._outlet.abort_stream(self, stream_id)
+        elif kind == Kind.STOP and self.ready.done():
+            words = frames.read_words(payload)
+            for stream_id, index in zip(words[::2], words[1::2], strict=False):
+                self._outlet.stop_choice(self, stream_id, index)
+        else:
+            raise FrameError(f"a gateway sent a frame of kind {kind} out of turn")
+
+
+class TokenOutlet:
+    """Sends each request's tokens to the gateway that asked for them, and takes stops and aborts back.
+
+    `abort(request_id, index)` is the engine's; it must be safe to call for requests that have ended.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        *,
+        label: tuple[str, str],
+        abort: Callable[[str, int | None], None],
+        status: Callable[[], Status],
+        limits: OutletLimits | None = None,
+    ) -> None:
+        self.limits = limits or OutletLimits()
+        self._key = key
+        self._label = label
+        self._abort = abort
+        self._status = status
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[str, GatewayLink] = {}
+        self._dialling: dict[str, asyncio.Task[GatewayLink]] = {}
+        self._deliveries: dict[str, Delivery] = {}
+        self._steps: deque[Sequence[SequenceDelta]] = deque()
+        self._is_flush_due = False
+        self._beat: asyncio.Task[None] | None = None
+
+    async def link(self, address: str) -> GatewayLink:
+        """The proven connection to a gateway, dialled when there is none.
+
+        Raises:
+            ChannelError: it doesn't answer or fails the challenge.
+        """
+        link = self._links.get(address)
+        if link is not None and not link.is_lost:
+            return link
+        task = self._dialling.get(address)
+        if task is None:
+            task = asyncio.create_task(self._dial(address))
+            self._dialling[address] = task
+            task.add_done_callback(lambda _: self._dialling.pop(address, None))
+        # Shielded: the one who started dialling may be cancelled while others wait for the same link.
+        return await asyncio.shield(task)
+
+    def open(self, link: GatewayLink, stream_id: int, request_id: str, num_choices: int) -> Delivery:
+        """Route a request's tokens to a gateway's stream. Call it before the engine can make any."""
+        delivery = Delivery(request_id, stream_id, link, set(range(num_choices)), self._loop.create_future())
+        self._deliveries[request_id] = delivery
+        link.deliveries[stream_id] = delivery
+        if link.is_lost:
+            self._end(delivery, was_delivered=False)
+        return delivery
+
+    def accept(self, delivery: Delivery) -> None:
+        """Tell the gateway that the engine has taken the request. Written before any of its tokens."""
+        delivery.link.write(frames.word_frame(Kind.ACCEPT, [delivery.stream_id]))
+
+    def forget(self, delivery: Delivery) -> None:
+        """Stop routing a request; tokens that still come for it are thrown away."""
+        self._end(delivery, was_delivered=False)
+
+    def deliver(self, deltas: Sequence[SequenceDelta]) -> None:
+        """Take the deltas of one engine step. Callable from any thread; never blocks."""
+        self._steps.append(deltas)
+        # The flag is cleared on the loop before it reads the deque, so no step can be left behind.
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def abort_stream(self, link: GatewayLink, stream_id: int) -> None:
+        """The gateway gave a stream up."""
+        delivery = link.deliveries.get(stream_id)
+        if delivery is not None:
+            self._abort(delivery.request_id, None)
+            self._end(delivery, was_delivered=False)
+
+    def stop_choice(self, link: GatewayLink, stream_id: int, index: int) -> None:
+        """The gateway needs no more of one choice."""
+        delivery = link.deliveries.get(stream_id)
+        if delivery is not None and index in delivery.open_choices:
+            self._abort(delivery.request_id, index)
+            self._close_choice(delivery, index)
+
+    def lose(self, link: GatewayLink) -> None:
+        """A gateway is gone: nobody will read what its requests still make."""
+        for address in [known for known, held in self._links.items() if held is link]:
+            del self._links[address]
+        for delivery in list(link.deliveries.values()):
+            self._abort(delivery.request_id, None)
+            self._end(delivery, was_delivered=False)
+
+    async def close(self) -> None:
+        """Drop all links; requests that still run are aborted."""
+        if self._beat is not None:
+            self._beat.cancel()
+        for link in list(self._links.values()):
+            link.drop()
+            self.lose(link)
+
+    async def _dial(self, address: str) -> GatewayLink:
+        link = GatewayLink(self, Dialer(self._key, *self._label))
+        try:
+            async with asyncio.timeout(self.limits.handshake_s):
+                await dial(ChannelAddress.parse(address), lambda: link)
+                await link.ready
+        except TimeoutError as error:
+            link.drop()
+            raise ChannelError(f"the gateway at {address} did not answer the handshake") from error
+        self._links[address] = link
+        link.write(frames.status_frame(self._status()))
+        if self._beat is None:
+            self._beat = asyncio.create_task(self._send_status(), name="token-channel-status")
+        return link
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        steps = self._steps
+        while steps:
+            self._send_step(steps.popleft())
+
+    def _send_step(self, deltas: Sequence[SequenceDelta]) -> None:
+        outputs: dict[GatewayLink, _StepOutput] = {}
+        for delta in deltas:
+            delivery = self._deliveries.get(delta.request_id)
+            if delivery is None:  # aborted meanwhile
+                continue
+            output = outputs.get(delivery.link)
+            if output is None:
+                output = outputs[delivery.link] = _StepOutput()
+            if frames.is_plain(delta):
+                frames.append_tokens(output.words, delivery.stream_id, delta)
+            else:
+                output.extras.append((delivery.stream_id, delta))
+            if delta.finish_reason is not None:
+                self._close_choice(delivery, delta.index)
+        for link, output in outputs.items():
+            message = frames.word_frame(Kind.TOKENS, output.words) if output.words else b""
+            if output.extras:
+                message += frames.extras_frame(output.extras)
+            link.write(message)
+
+    def _close_choice(self, delivery: Delivery, index: int) -> None:
+        delivery.open_choices.discard(index)
+        if not delivery.open_choices:
+            self._end(delivery, was_delivered=True)
+
+    def _end(self, delivery: Delivery, *, was_delivered: bool) -> None:
+        if self._deliveries.get(delivery.request_id) is delivery:
+            del self._deliveries[delivery.request_id]
+        delivery.link.deliveries.pop(delivery.stream_id, None)
+        if not delivery.done.done():
+            delivery.done.set_result(was_delivered)
+
+    async def _send_status(self) -> None:
+        while True:
+            await asyncio.sleep(self.limits.status_every_s)
+            message = frames.status_frame(self._status())
+            for link in list(self._links.values()):
+                link.write(message)
