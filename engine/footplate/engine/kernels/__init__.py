@@ -1,1 +1,1 @@
-"""Device kernels. Each op is a folder with a plain PyTorch `reference.py` and one file per backend beside it."""
+"""Device kernels. Each op is a folder with a plain PyTorch `reference.py`, and kernels beside it."""

@@ -44,15 +44,26 @@ class Linear(Protocol):
     out_features: int
     in_features: int
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+        """The product; or, with `add_to` [T, N], the product added to it in place, and `add_to` returned."""
+        ...
+
+
+class Embedding(Protocol):
+    """A token table [vocabulary, K]: ids [T] -> rows [T, K]."""
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor: ...
 
 
 class Ops(Protocol):
-    """One backend's kernels. Outputs are new tensors or scratch that stays valid until the next call of the same op
-    with the same shape; a caller that keeps a result longer copies it."""
+    """One backend's kernels.
+
+    Outputs are new tensors, or scratch that stays valid until the next call of the same op with the same
+    shape; a caller that keeps a result longer copies it.
+    """
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Root-mean-square norm over the last dimension (arXiv:1910.07467), float32 inside. [T, K] -> [T, K]."""
+        """Root-mean-square norm of the last dimension (arXiv:1910.07467), float32 inside. [T, K]."""
         ...
 
     def add_rms_norm(
@@ -70,7 +81,7 @@ class Ops(Protocol):
         kv: tuple[torch.Tensor, torch.Tensor],
         qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None,
     ) -> torch.Tensor:
-        """Split qkv [T, (H + 2 KH) D], norm q and k per head if asked, rotate halves, write k and v to their slots.
+        """Split qkv [T, (H + 2 KH) D], norm q and k per head if asked, rotate halves, write k and v to slots.
 
         cos_sin is [max_position, D] float32: D/2 cosines, then D/2 sines. Returns q [T, H, D].
         """

@@ -1,0 +1,1 @@
+"""Causal attention over the paged KV cache."""

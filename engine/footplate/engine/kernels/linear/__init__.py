@@ -1,0 +1,1 @@
+"""Weights that multiply rows: dense in torch, or packed integer codes."""

@@ -1,0 +1,1 @@
+"""Root-mean-square norm, alone and fused with the residual sum."""

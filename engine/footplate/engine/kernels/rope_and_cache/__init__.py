@@ -1,0 +1,1 @@
+"""Split, per-head norm, rotation and KV write of one attention layer."""
