@@ -14,12 +14,13 @@ POLICIES = ("fcfs", "priority", "fair")
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The options of CONTRACT §2. `auto` is resolved against the model and the machine when it is loaded.
+    """`auto` is resolved against the model and the machine when the model is loaded.
 
-    Seventeen fields, over the usual budget of twelve: they are one flat public block of the configuration file.
+    More fields than the usual budget of twelve: they are one flat public block of the configuration file.
     """
 
-    dtype: str = "auto"  # compute type; auto: packed weights with float32 activations on CPU, bfloat16 on CUDA
+    # compute type; auto: packed weights with float32 activations on CPU, bfloat16 on CUDA
+    dtype: str = "auto"
     quantization: str = "none"
     kv_dtype: str = "auto"
     max_model_len: int | Auto = "auto"  # tokens
@@ -50,7 +51,8 @@ class EngineConfig:
                 raise LoadError(f"engine.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
             if getattr(self, name) != 1:
-                raise LoadError(f"engine.{name} is {getattr(self, name)}; this version runs one device a replica, set 1")
+                asked = getattr(self, name)
+                raise LoadError(f"engine.{name} is {asked}; this version runs one device a replica, set 1")
         if self.speculative is not None:
             raise LoadError("engine.speculative is set; this version has no speculation, set null")
 

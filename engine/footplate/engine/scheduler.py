@@ -1,0 +1,527 @@
+"""The scheduler: which tokens of which sequences the next step computes, and in which blocks.
+
+One quantity and one budget: each step hands out part of every sequence's uncomputed tokens under
+`max_num_batched_tokens`, sequences with one token left (decodes) first, then prompt chunks in policy order.
+Chunked prefill, prefix hits, forks for n > 1 and resumption after preemption are all this same case.
+
+Steps may overlap by one: `schedule` may be called while the step before is still in flight. Rows and blocks
+then return to their pools only after the last step that touches them was read by `update`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from footplate.engine.config import EngineConfig
+from footplate.engine.errors import EngineOverloaded, InvalidRequest, RequestTooLarge
+from footplate.engine.kv.block_pool import BlockPool, CacheEntry
+from footplate.engine.plan import NewRow, ScheduledRow, SchedulerOutput, StepResult
+from footplate.engine.prefix import PrefixHasher
+from footplate.engine.sequence import Sequence, SequenceState
+from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta, TokenLogprob
+from footplate.engine.validation import choice_seed, validate_request
+from footplate.engine.waiting import WaitingQueue
+
+MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads request numbers over the seed space
+
+
+class DrainFirst(Exception):
+    """A block is needed that only preemption can give, and a step is in flight: read it, then schedule."""
+
+
+class _Step:
+    """The step being planned: what is handed out so far, and the budget left."""
+
+    def __init__(self, number: int, budget: int) -> None:
+        self.number = number
+        self.budget = budget
+        self.rows: list[tuple[Sequence, ScheduledRow]] = []
+        self.new_rows: list[NewRow] = []
+        self.copies: list[tuple[int, int]] = []
+
+
+class Scheduler:
+    """Owns all sequences, the waiting queue, rows and the block pool of one replica.
+
+    Not thread-safe: one thread calls it. It never touches a tensor.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        prefix_key: bytes = b"",
+    ) -> None:
+        self._hasher = PrefixHasher(prefix_key, config.block_size)
+        self.pool = BlockPool(num_blocks, self._hasher, caching=config.prefix_caching)
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self._config = config
+        self._eos = frozenset(eos_token_ids)
+        self._budget = config.max_num_batched_tokens
+        self._waiting = WaitingQueue(config.policy)
+        self._running: list[Sequence] = []
+        self._retiring: list[Sequence] = []  # finished; their last step is in flight
+        self._requests: dict[str, list[Sequence]] = {}  # unfinished choices of live requests
+        self._followers: dict[int, list[Sequence]] = {}  # leader id -> choices that wait for its prompt
+        self._free_rows = list(range(min(config.max_num_seqs, self._budget) - 1, -1, -1))
+        self._steps: dict[int, list[tuple[Sequence, ScheduledRow]]] = {}  # in flight
+        self._next_step = 0
+        self._next_id = 0
+        self._pending_deltas: list[SequenceDelta] = []
+        self._counts = {"queries": 0, "hits": 0, "preemptions": 0, "prompt": 0, "generated": 0}
+        self._finished = {reason.value: 0 for reason in FinishReason}
+
+    # --- the door ---------------------------------------------------------------------------------------
+
+    @property
+    def kv_tokens(self) -> int:
+        """The longest sequence the pool can hold alone, in tokens."""
+        return self.pool.num_blocks * self.pool.block_size
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: a field is out of range, or the id is in use.
+            RequestTooLarge: it can never fit the context or the pool.
+            EngineOverloaded: the queue is full.
+        """
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id!r} is already running", "request_id")
+        validate_request(request, self.vocab_size)
+        if len(self._waiting) + request.params.n > self._config.max_waiting:
+            raise EngineOverloaded(
+                f"{len(self._waiting)} requests wait; the limit is {self._config.max_waiting}"
+            )
+        max_output = self._max_output(request)
+        choices = [self._make_sequence(request, index, max_output) for index in range(request.params.n)]
+        leader = choices[0]
+        for follower in choices[1:]:
+            follower.leader = leader
+        self._requests[request.request_id] = choices.copy()
+        if len(choices) > 1:
+            self._followers[leader.id] = choices[1:]
+        self._enqueue(leader)
+
+    def _max_output(self, request: EngineRequest) -> int:
+        num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
+        # the last output token needs no place in the pool: nothing is computed from it
+        room = min(self.max_model_len, self.kv_tokens + 1) - num_prompt
+        fits = num_prompt <= min(self.max_model_len, self.kv_tokens) and room >= (
+            1 if wanted is None else wanted
+        )
+        if not fits:
+            limit = min(self.max_model_len, self.kv_tokens + 1)
+            asked = "its output" if wanted is None else f"{wanted} output tokens"
+            raise RequestTooLarge(
+                f"{num_prompt} prompt tokens and {asked} are more than this model holds ({limit} tokens); "
+                "shorten the prompt or lower max_tokens",
+                "max_tokens" if num_prompt < limit else "prompt",
+            )
+        return room if wanted is None else wanted
+
+    def _make_sequence(self, request: EngineRequest, index: int, max_output: int) -> Sequence:
+        number, self._next_id = self._next_id, self._next_id + 1
+        seed = request.params.seed
+        if seed is None:
+            seed = random.Random(self._config.seed ^ (number * MIX)).getrandbits(63)
+        return Sequence(
+            id=number,
+            request=request,
+            index=index,
+            params=dataclasses.replace(request.params, seed=choice_seed(seed, index)),
+            max_output=max_output,
+            arrival=number,
+            root=self._hasher.root(request.cache_scope),
+            token_ids=list(request.prompt_token_ids),
+            num_prompt=len(request.prompt_token_ids),
+        )
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        self._waiting.counters.arrive(sequence.request.tenant)
+        self._waiting.push(sequence)
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one choice of it. Unknown and ended ids are fine: aborts come in any order."""
+        for sequence in list(self._requests.get(request_id, ())):
+            if index is None or sequence.index == index:
+                self._finish(sequence, FinishReason.ABORT)
+                self._pending_deltas.append(
+                    SequenceDelta(request_id, sequence.index, finish_reason=FinishReason.ABORT)
+                )
+
+    # --- planning a step --------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits, runs, is in flight or is to be told."""
+        return bool(len(self._waiting) or self._running or self._steps or self._pending_deltas)
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Plan the next step and take its effects as done; None when there is nothing to compute now.
+
+        Raises:
+            DrainFirst: a step in flight must be read by `update` before this one can be planned.
+        """
+        step = _Step(self._next_step, self._budget)
+        preempted = self._yield_to_higher_class()
+        preempted |= self._schedule_decodes(step)
+        self._schedule_prompts(step, admit=not preempted)
+        if not step.rows:
+            return None
+        self._next_step += 1
+        self._steps[step.number] = step.rows
+        for sequence, scheduled in step.rows:
+            self._commit(sequence, scheduled, step.number)
+        return SchedulerOutput(
+            step.number, tuple(r for _, r in step.rows), tuple(step.new_rows), tuple(step.copies)
+        )
+
+    def _schedule_decodes(self, step: _Step) -> bool:
+        """Hand one token to each sequence that only decodes; whether any sequence had to be preempted."""
+        preempted = False
+        decodes = [s for s in self._running if not s.is_prefilling and not s.awaits_last_token]
+        if self.pool.num_free < len(decodes):
+            decodes.sort(key=self._rank)  # who comes last may have to give way
+        for sequence in decodes:
+            if sequence.state is not SequenceState.RUNNING or step.budget < 1:
+                continue  # preempted by one before it
+            while not self._hand_out(step, sequence, 1):
+                preempted = True
+                if self._preempt_for(step, sequence):
+                    break
+        return preempted
+
+    def _schedule_prompts(self, step: _Step, *, admit: bool) -> None:
+        """Hand prompt chunks to running and newly admitted sequences, together in policy order."""
+        key = self._waiting.key
+        running = sorted((s for s in self._running if s.is_prefilling), key=key, reverse=True)
+        while step.budget > 0:
+            head = self._waiting.peek() if admit and self._free_rows else None
+            if head is not None and (not running or key(head) < key(running[-1])):
+                admit = self._admit(step, head)
+            elif running:
+                admit &= self._hand_out_chunk(step, running.pop())
+            else:
+                return
+
+    def _hand_out(self, step: _Step, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a running sequence tokens of this step, and the blocks for them; False if blocks lack."""
+        start = sequence.num_computed
+        lacking = self.pool.blocks_for(start + num_tokens) - len(sequence.block_table)
+        if lacking > 0:
+            blocks = self.pool.allocate(lacking)
+            if blocks is None:
+                return False
+            sequence.block_table.extend(blocks)
+        samples = start + num_tokens == sequence.num_known and sequence.max_output > 0
+        new_blocks = tuple(sequence.block_table[sequence.num_sent_blocks :])
+        row = ScheduledRow(sequence.row, sequence.id, start, num_tokens, samples, new_blocks)
+        step.rows.append((sequence, row))
+        step.budget -= num_tokens
+        return True
+
+    def _commit(self, sequence: Sequence, scheduled: ScheduledRow, step: int) -> None:
+        sequence.num_computed += scheduled.num_tokens
+        sequence.num_pending += scheduled.samples
+        sequence.last_step = step
+        sequence.num_sent_blocks = len(sequence.block_table)
+        self._waiting.counters.charge(sequence, scheduled.num_tokens)
+        self._register_blocks(sequence)
+        if sequence.num_computed >= sequence.num_prompt:
+            self._release_followers(sequence)
+
+    def _register_blocks(self, sequence: Sequence) -> None:
+        """Make full blocks of known tokens findable.
+
+        A block of a launched step may be shared at once: on the device every key and value of a layer is
+        written before any attention of that layer, and steps run in order.
+        """
+        size = self.pool.block_size
+        full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        while len(sequence.entries) < full and not sequence.chain_broken:
+            i = len(sequence.entries)
+            tokens = sequence.token_ids[i * size : (i + 1) * size]
+            parent = sequence.entries[-1] if sequence.entries else None
+            entry = self.pool.register(sequence.block_table[i], tokens, parent, sequence.root)
+            if entry is None:
+                sequence.chain_broken = True
+            else:
+                sequence.entries.append(entry)
+
+    # --- admission, forks and preemption ----------------------------------------------------------------
+
+    def _admit(self, step: _Step, sequence: Sequence) -> bool:
+        """Start a waiting sequence: take up cached blocks, then its first chunk. False when it must wait."""
+        blocks, entries, computed = self._reusable(sequence)
+        if not self._has_room(sequence, blocks, computed):
+            return False
+        self._waiting.pop(sequence)
+        self.pool.share(blocks)
+        sequence.block_table = list(blocks)
+        sequence.entries, sequence.num_computed = entries, computed
+        self._fork_last_block(step, sequence)
+        self._count_hit(sequence)
+        sequence.state = SequenceState.RUNNING
+        sequence.row = self._free_rows.pop()
+        self._running.append(sequence)
+        table = tuple(sequence.block_table)
+        sequence.num_sent_blocks = len(table)
+        step.new_rows.append(
+            NewRow(sequence.row, tuple(sequence.token_ids), sequence.num_prompt, sequence.params, table)
+        )
+        handed = self._hand_out(step, sequence, min(sequence.num_uncomputed, step.budget))
+        assert handed, "admission checked that the blocks are there"
+        return True
+
+    def _reusable(self, sequence: Sequence) -> tuple[list[int], list[CacheEntry], int]:
+        """Blocks another sequence computed for this one: the leader's for a fork, else a cached prefix."""
+        leader, size = sequence.leader, self.pool.block_size
+        if self._can_fork(sequence) and leader is not None:
+            shared = (sequence.num_prompt - 1) // size
+            return leader.block_table[:shared], leader.entries[:shared], sequence.num_prompt - 1
+        if sequence.params.prompt_logprobs is not None and not sequence.num_output:
+            return [], [], 0  # the logits of every prompt position are needed
+        # at least one token is left to compute: its logits draw the next one
+        found = self.pool.lookup(sequence.token_ids, sequence.root, sequence.num_known - 1)
+        return [e.block for e in found], found, len(found) * size
+
+    @staticmethod
+    def _can_fork(sequence: Sequence) -> bool:
+        leader = sequence.leader
+        return (
+            leader is not None
+            and not sequence.num_output
+            and sequence.params.prompt_logprobs is None
+            and leader.state is SequenceState.RUNNING
+            and leader.num_computed >= sequence.num_prompt
+        )
+
+    def _has_room(self, sequence: Sequence, shared: Seq[int], computed: int) -> bool:
+        """Whether the pool holds all its known tokens now; a margin for the running ones avoids thrashing."""
+        wanted = self.pool.blocks_for(sequence.num_known) - len(shared)
+        margin = len(self._running) // self.pool.block_size
+        return wanted + self.pool.count_free(shared) + margin <= self.pool.num_free
+
+    def _fork_last_block(self, step: _Step, sequence: Sequence) -> None:
+        """Copy-on-write of the block both choices go on in; a fork recomputes the last prompt token only."""
+        if not self._can_fork(sequence) or sequence.num_computed % self.pool.block_size == 0:
+            return
+        leader = sequence.leader
+        own = self.pool.allocate(1)
+        assert leader is not None and own is not None, "admission checked that the block is there"
+        step.copies.append((leader.block_table[len(sequence.block_table)], own[0]))
+        leader.last_step = max(leader.last_step, step.number)
+        sequence.block_table += own
+
+    def _count_hit(self, sequence: Sequence) -> None:
+        if not sequence.was_admitted and sequence.leader is None:
+            sequence.cached_tokens = sequence.num_computed
+            self._counts["prompt"] += sequence.num_prompt
+            self._counts["queries"] += sequence.num_prompt
+            self._counts["hits"] += sequence.num_computed
+        sequence.was_admitted = True
+
+    @staticmethod
+    def _rank(sequence: Sequence) -> tuple[int, int]:
+        """The highest rank is preempted first: the lowest class, and in it the newest."""
+        return (sequence.request.priority, sequence.arrival)
+
+    def _yield_to_higher_class(self) -> bool:
+        """Preempt running work of a lower class when a waiting sequence of a higher one finds no room."""
+        preempted = False
+        while self._config.policy != "fcfs" and self._running:
+            head, worst = self._waiting.peek(), max(self._running, key=self._rank)
+            if head is None or head.request.priority >= worst.request.priority:
+                break
+            blocks, _, computed = self._reusable(head)
+            if self._free_rows and self._has_room(head, blocks, computed):
+                break
+            if self._steps:
+                raise DrainFirst
+            self._preempt(worst)
+            preempted = True
+        return preempted
+
+    def _preempt_for(self, step: _Step, sequence: Sequence) -> bool:
+        """Preempt the lowest, newest running sequence; True when that was `sequence` itself."""
+        if self._steps:
+            raise DrainFirst
+        scheduled = {s.id for s, _ in step.rows}
+        victim = max((s for s in self._running if s.id not in scheduled), key=self._rank)
+        self._preempt(victim)
+        return victim is sequence
+
+    def _hand_out_chunk(self, step: _Step, sequence: Sequence) -> bool:
+        """Give a running prompt its next chunk; False when blocks lacked and it got less, or gave way."""
+        chunk = min(sequence.num_uncomputed, step.budget)
+        if sequence.state is not SequenceState.RUNNING or self._hand_out(step, sequence, chunk):
+            return sequence.state is SequenceState.RUNNING
+        room = (len(sequence.block_table) + self.pool.num_free) * self.pool.block_size - sequence.num_computed
+        if room > 0:
+            self._hand_out(step, sequence, min(room, chunk))
+            return False
+        # When nothing else moves in this step, the lowest and newest must go.
+        while not step.rows and not self._preempt_for(step, sequence):
+            self._hand_out(step, sequence, min(chunk, self.pool.num_free * self.pool.block_size))
+        return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert not sequence.num_pending, "no step is in flight when a sequence is preempted"
+        self._counts["preemptions"] += 1
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        sequence.state, sequence.num_computed = SequenceState.WAITING, 0
+        self._release_followers(sequence)
+        self._waiting.push(sequence)
+
+    def _release_followers(self, leader: Sequence) -> None:
+        """Let the other choices queue up: the prompt is computed, or the leader won't do it soon."""
+        for follower in self._followers.pop(leader.id, ()):
+            if follower.state is SequenceState.WAITING:
+                self._enqueue(follower)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_table)
+        sequence.block_table, sequence.entries, sequence.chain_broken = [], [], False
+        sequence.num_sent_blocks = 0
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+
+    # --- reading a step ---------------------------------------------------------------------------------
+
+    def update(self, result: StepResult) -> list[SequenceDelta]:
+        """Take in what a step drew; gives what is new to tell, aborts included."""
+        deltas = self.take_deltas()
+        for sequence, scheduled in self._steps.pop(result.step):
+            if sequence.is_finished:
+                continue  # ended while the step was in flight: its draw is discarded
+            delta = self._read_row(sequence, scheduled, result)
+            if delta is not None:
+                deltas.append(delta)
+        for sequence in [s for s in self._retiring if s.last_step <= result.step]:
+            self._retiring.remove(sequence)
+            self._give_back(sequence)
+        return deltas
+
+    def take_deltas(self) -> list[SequenceDelta]:
+        """What is to be told without a step: ends by abort."""
+        deltas, self._pending_deltas = self._pending_deltas, []
+        return deltas
+
+    def _read_row(
+        self, sequence: Sequence, scheduled: ScheduledRow, result: StepResult
+    ) -> SequenceDelta | None:
+        if sequence.params.prompt_logprobs is not None and scheduled.start < sequence.num_prompt - 1:
+            sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.id, [])
+        if not scheduled.samples:
+            if sequence.max_output == 0 and sequence.num_computed >= sequence.num_prompt:
+                return self._first_delta(sequence, self._end(sequence, FinishReason.LENGTH))
+            return None
+        token = result.tokens[sequence.id]
+        sequence.num_pending -= 1
+        sequence.token_ids.append(token)
+        self._counts["generated"] += 1
+        self._register_blocks(sequence)
+        delta = SequenceDelta(sequence.request.request_id, sequence.index, (token,))
+        if sequence.params.logprobs is not None:
+            delta.logprobs = (result.logprobs[sequence.id],)
+        reason = self._reason_to_stop(sequence, token)
+        if reason is not None:
+            self._finish(sequence, reason)
+            delta.finish_reason = reason
+        return self._first_delta(sequence, delta)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> SequenceDelta:
+        self._finish(sequence, reason)
+        return SequenceDelta(sequence.request.request_id, sequence.index, finish_reason=reason)
+
+    def _first_delta(self, sequence: Sequence, delta: SequenceDelta) -> SequenceDelta:
+        """Add what only a choice's first delta carries."""
+        if len(sequence.token_ids) - sequence.num_prompt <= 1 and sequence.index == 0:
+            delta.cached_tokens = sequence.cached_tokens
+            if sequence.params.prompt_logprobs is not None:
+                first: tuple[TokenLogprob | None, ...] = (None,)
+                delta.prompt_logprobs = first + tuple(sequence.prompt_logprobs[: sequence.num_prompt - 1])
+                sequence.prompt_logprobs = []
+        return delta
+
+    def _reason_to_stop(self, sequence: Sequence, token: int) -> FinishReason | None:
+        params, num_output = sequence.params, len(sequence.token_ids) - sequence.num_prompt
+        if num_output >= params.min_tokens:
+            if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if num_output >= sequence.max_output else None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take a sequence out; its row and blocks return after the last step that touches them."""
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+            if self._steps and sequence.last_step >= min(self._steps):
+                self._retiring.append(sequence)
+            else:
+                self._give_back(sequence)
+            self._waiting.counters.leave(sequence.request.tenant)
+        elif not self._leave_leader(sequence):
+            self._waiting.discard(sequence)
+            self._waiting.counters.leave(sequence.request.tenant)
+        sequence.state = SequenceState.FINISHED
+        sequence.prompt_logprobs = []
+        self._finished[reason.value] += 1
+        self._release_followers(sequence)
+        choices = self._requests[sequence.request.request_id]
+        choices.remove(sequence)
+        if not choices:
+            del self._requests[sequence.request.request_id]
+
+    def _leave_leader(self, sequence: Sequence) -> bool:
+        """Whether a choice still waited for its leader, and so never entered the queue."""
+        followers = self._followers.get(sequence.leader.id, []) if sequence.leader is not None else []
+        if sequence in followers:
+            followers.remove(sequence)
+            return True
+        return False
+
+    # --- looking at it ----------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._steps)
+
+    def stats(self) -> EngineStats:
+        counts = self._counts
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._waiting) + sum(len(f) for f in self._followers.values()),
+            kv_blocks_total=self.pool.num_blocks,
+            kv_blocks_used=self.pool.num_held,
+            block_size=self.pool.block_size,
+            prefix_queries=counts["queries"],
+            prefix_hits=counts["hits"],
+            preemptions=counts["preemptions"],
+            prompt_tokens=counts["prompt"],
+            generation_tokens=counts["generated"],
+            steps=self._next_step,
+            finished=dict(self._finished),
+        )
+
+    def check(self) -> None:
+        """Assert conservation: free + held + in flight = total, rows likewise, and no count out of range."""
+        live = self._running + self._retiring
+        self.pool.check(s.block_table for s in live)
+        rows = [s.row for s in live] + self._free_rows
+        assert len(rows) == len(set(rows)) == min(self._config.max_num_seqs, self._budget), "a row leaked"
+        for s in self._running:
+            assert 0 <= s.num_computed <= s.num_known and 0 <= s.num_pending <= 1
+            assert len(s.block_table) >= self.pool.blocks_for(s.num_computed)
+        assert len(self._waiting) == sum(1 for _ in self._waiting), "the waiting count is off"
+        if not self.has_work:
+            assert not self._requests and not self._followers and not self.pool.num_held, "idle but not empty"
