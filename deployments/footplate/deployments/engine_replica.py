@@ -1,0 +1,125 @@
+"""One engine behind Ray Serve: the handle carries `submit`, the tokens leave through the channel.
+
+A plain class; the composition root wraps it. Serve runs every method on one event loop; the engine steps on a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from footplate.deployments.channel.frames import Status
+from footplate.deployments.channel.outlet import TokenOutlet
+from footplate.deployments.engine_port import ReplicaEngine, find_loader
+from footplate.deployments.errors import ChannelError
+from footplate.deployments.refusal import Refusal
+from footplate.deployments.specs import ReplicaSpec
+from footplate.engine.errors import EngineDead, EngineError
+from footplate.engine.types import EngineRequest, ModelCard, SequenceDelta
+from footplate.tenancy.secrets import MasterKey
+
+logger = logging.getLogger(__name__)
+
+# A step on a slow CPU takes seconds, so a replica is only replaced when its loop is silent for much longer.
+MAX_HEARTBEAT_AGE_S = 60.0
+CHANNEL_PURPOSE = "token-channel"
+
+
+class EngineReplica:
+    """Owns one engine and its end of the token channel."""
+
+    async def __init__(self, spec: ReplicaSpec, index: str = "0") -> None:  # type: ignore[misc]
+        # Serve awaits constructors; the load is moved off the loop so that health probes are answered.
+        master_key = MasterKey.load(Path(spec.master_key_file))
+        self._model = spec.model
+        self._outlet = TokenOutlet(
+            master_key.derive(CHANNEL_PURPOSE),
+            label=(spec.model.name, index),
+            abort=self._abort,
+            status=self._status,
+        )
+        self._engine: ReplicaEngine = await asyncio.to_thread(
+            find_loader(spec.model.loader),
+            spec.model.source,
+            spec.model.engine,
+            deliver=self._deliver,
+            prefix_key=master_key.derive("prefix-hash"),
+            models_dir=Path(spec.models_dir) if spec.models_dir else None,
+        )
+        self._created = int(time.time())
+
+    async def submit(self, address: str, stream_id: int, request: EngineRequest) -> Refusal | None:
+        """Run one request to its end; its tokens go to stream `stream_id` of the gateway at `address`.
+
+        Returns when the last choice has ended, so that Serve's counts, draining and autoscaling see a request
+        for as long as it runs. A refusal is returned at once. Cancelling the call aborts the request.
+        """
+        try:
+            link = await self._outlet.link(address)
+        except ChannelError as error:
+            return Refusal.of(EngineDead(f"the replica can't reach the gateway: {error}"))
+        delivery = self._outlet.open(link, stream_id, request.request_id, request.params.n)
+        try:
+            self._engine.add(request)
+        except EngineError as error:
+            self._outlet.forget(delivery)
+            return Refusal.of(error)
+        self._outlet.accept(delivery)
+        try:
+            await delivery.done
+        finally:
+            # Also after a normal end: `done` is False there when the gateway went away.
+            if not (delivery.done.done() and not delivery.done.cancelled() and delivery.done.result()):
+                self._engine.abort(request.request_id)
+            self._outlet.forget(delivery)
+        return None
+
+    async def attach(self, address: str) -> ModelCard:
+        """Connect to a gateway, so that it gets this replica's statistics, and tell it what is served.
+
+        Raises:
+            ChannelError: the gateway doesn't answer or fails the challenge.
+        """
+        await self._outlet.link(address)
+        engine, model = self._engine, self._model
+        return ModelCard(
+            name=model.name,
+            source=model.source,
+            max_model_len=engine.max_model_len,
+            kv_tokens=engine.kv_tokens,
+            vocab_size=engine.vocab_size,
+            dtype=engine.dtype,
+            fingerprint=engine.fingerprint,
+            aliases=model.aliases,
+            chat_template_file=model.chat_template_file,
+            created=self._created,
+        )
+
+    def check_health(self) -> None:
+        """Raise when the step loop gives no sign of life: Serve then replaces this replica.
+
+        Having a `check_health` turns Serve's own watch of the loop off, so this must judge the engine itself.
+        """
+        age_s = self._engine.heartbeat_age_s()
+        if age_s > MAX_HEARTBEAT_AGE_S:
+            raise EngineDead(f"the step loop gave no sign of life for {age_s:.0f} s")
+
+    async def __del__(self) -> None:
+        # Serve awaits this after draining; a replica whose load failed has no engine.
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+            await self._outlet.close()
+
+    def _deliver(self, deltas: Sequence[SequenceDelta]) -> None:
+        self._outlet.deliver(deltas)
+
+    def _abort(self, request_id: str, index: int | None) -> None:
+        self._engine.abort(request_id, index)
+
+    def _status(self) -> Status:
+        return Status(self._engine.heartbeat_age_s(), self._engine.stats())

@@ -1,0 +1,52 @@
+"""The Serve ingress: one FastAPI app, its token hub and its client to the engines, in one replica.
+
+A plain class; the composition root wraps it. The app itself comes from a builder named in the specification,
+so that this file knows neither routes nor tenants.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+from footplate.deployments.channel.hub import TokenHub
+from footplate.deployments.engine_replica import CHANNEL_PURPOSE
+from footplate.deployments.inference_client import ServeInferenceClient
+from footplate.deployments.serve_handle import find_serve_handle
+from footplate.deployments.specs import GatewaySpec
+from footplate.platform.ports import InferenceClient
+from footplate.tenancy.secrets import MasterKey
+
+AppBuilder = Callable[[GatewaySpec, InferenceClient], Awaitable[Any]]
+
+
+class Gateway:
+    """Owns one hub and one app; Serve takes the app by `__serve_build_asgi_app__` after the constructor."""
+
+    async def __init__(self, spec: GatewaySpec) -> None:  # type: ignore[misc]
+        # Serve awaits constructors; everything here belongs to the replica's event loop.
+        master_key = MasterKey.load(Path(spec.master_key_file))
+        self._hub = TokenHub(master_key.derive(CHANNEL_PURPOSE))
+        address = spec.channel_address
+        if address.startswith("unix:"):
+            address = f"{address.rstrip('/')}/gateway-{os.getpid()}.sock"
+        await self._hub.start(address)
+        self._client = ServeInferenceClient(self._hub, spec.models, find_serve_handle)
+        self._client.start()
+        module_name, _, name = spec.app_builder.partition(":")
+        builder = cast(AppBuilder, getattr(importlib.import_module(module_name), name))
+        self._app = await builder(spec, self._client)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._app
+
+    async def __del__(self) -> None:
+        # Serve awaits this after draining; a gateway whose start failed may lack the parts.
+        client, hub = getattr(self, "_client", None), getattr(self, "_hub", None)
+        if client is not None:
+            await client.close()
+        if hub is not None:
+            await hub.close()

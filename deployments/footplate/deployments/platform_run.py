@@ -1,0 +1,226 @@
+"""One run of the whole platform on this machine: parts started side by side, stopped in order."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
+from footplate.deployments.errors import StartupError
+from footplate.deployments.keeper import Keeper
+from footplate.deployments.leftovers import end_processes, find_processes, wait_until
+from footplate.deployments.ports import RunPorts, require_free_port
+from footplate.deployments.ray_environment import find_haproxy, ray_arguments, ray_environment
+from footplate.deployments.run_paths import RunPaths
+from footplate.deployments.specs import PLATFORM_APP, GatewaySpec, ModelSpec, ReplicaSpec
+from footplate.tenancy.secrets import MasterKey
+
+logger = logging.getLogger(__name__)
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What to run. An empty database or redis URL leaves that part out."""
+
+    data_dir: Path
+    models: tuple[ModelSpec, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    gateway_replicas: int = 1
+    ray_address: str = "local"
+    ray_namespace: str = "footplate"
+    database_url: str = EMBEDDED
+    redis_url: str = EMBEDDED
+    master_key_file: Path | None = None
+    config_file: str | None = None
+    app_builder: str = PLATFORM_APP
+    drain_s: float = 3.0  # how long a stop waits for open streams
+
+
+@dataclass(slots=True)
+class PhaseClock:
+    """Seconds that each phase of the start took; phases overlap."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time inside the block to a phase."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - started
+
+
+class PlatformRun:
+    """Starts and stops everything. Use one instance from one thread that lives as long as the run."""
+
+    def __init__(self, plan: RunPlan, prepare_storage: Callable[[RunPlan, str], None] | None = None) -> None:
+        self.plan = plan
+        self.paths = RunPaths.of(plan.data_dir)
+        self.clock = PhaseClock()
+        self.haproxy = find_haproxy()
+        self.master_key_file = plan.master_key_file or self.paths.keys_dir / "master.key"
+        self.database_url = "" if plan.database_url == EMBEDDED else plan.database_url
+        self.redis_url = "" if plan.redis_url == EMBEDDED else plan.redis_url
+        self._prepare_storage = prepare_storage
+        self._postgres: EmbeddedPostgres | None = None
+        self._valkey: EmbeddedValkey | None = None
+        self._keeper: Keeper | None = None
+        self._lock: IO[str] | None = None
+        self._is_ray_up = False
+
+    @property
+    def base_url(self) -> str:
+        """Where clients reach the platform."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.plan.host, self.plan.host)
+        return f"http://{host}:{self.plan.port}"
+
+    def start(self) -> None:
+        """Start everything and return when all parts have been told to; `stop` must follow in any case.
+
+        Raises:
+            StartupError: something is missing or taken; most faults are found before anything starts.
+        """
+        self.paths.make()
+        self._take_lock()
+        self._clear_leftovers()
+        require_free_port(self.plan.host, self.plan.port)
+        MasterKey.load_or_create(self.master_key_file)
+        ports = RunPorts.choose(self.plan.port, self.paths.mark)
+        os.environ.update(ray_environment(self.paths, ports, self.haproxy))
+        self._keeper = Keeper(self.paths)
+        with ThreadPoolExecutor(2, thread_name_prefix="start") as pool:
+            storage = pool.submit(self._start_database)
+            valkey = pool.submit(self._start_valkey)
+            self._start_serve()
+            self._deploy(storage, valkey)
+
+    def stop(self) -> None:
+        """Stop everything in order; whatever doesn't end by itself is killed. Safe after a failed start."""
+        if self._lock is None:
+            return
+        if self._is_ray_up:
+            self._stop_ray()
+        self._end_strays()
+        if self._valkey is not None:
+            self._valkey.stop()
+        if self._postgres is not None:
+            self._postgres.stop()
+        if self._keeper is not None:
+            self._keeper.dismiss()
+        shutil.rmtree(self.paths.run_dir, ignore_errors=True)
+        self._lock.close()
+        self._lock = None
+
+    def faults(self) -> dict[str, str]:
+        """Applications that failed to start, with the reason."""
+        from footplate.deployments.serve_platform import application_faults
+
+        return application_faults()
+
+    def _take_lock(self) -> None:
+        lock = open(self.paths.data_dir / "serve.lock", "w")  # held for the whole run
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise StartupError(
+                f"another `footplate serve` runs on {self.paths.data_dir}",
+                "stop it, or choose another --data-dir",
+            ) from error
+        self._lock = lock
+
+    def _clear_leftovers(self) -> None:
+        """End what a killed run left behind; its database and Valkey are adopted later."""
+        left = set(find_processes(self.paths.mark, str(self.paths.run_dir)))
+        left -= EmbeddedValkey(self.paths).pids()
+        end_processes(left, grace_s=1.0)
+        for folder in (self.paths.ray_dir, self.paths.haproxy_dir):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+        for left_socket in self.paths.run_dir.glob("gateway-*.sock"):
+            left_socket.unlink(missing_ok=True)
+
+    def _start_database(self) -> None:
+        if self.plan.database_url == EMBEDDED:
+            with self.clock.measure("postgres"):
+                self._postgres = EmbeddedPostgres(self.paths)
+                self._postgres.start()
+                self.database_url = self._postgres.url
+        if self.database_url and self._prepare_storage is not None:
+            with self.clock.measure("schema and keys"):
+                self._prepare_storage(self.plan, self.database_url)
+
+    def _start_valkey(self) -> None:
+        if self.plan.redis_url == EMBEDDED:
+            with self.clock.measure("valkey"):
+                self._valkey = EmbeddedValkey(self.paths)
+                self._valkey.start()
+                self.redis_url = self._valkey.url
+
+    def _start_serve(self) -> None:
+        """On the calling thread, because Ray's processes die with the thread that started them."""
+        with self.clock.measure("import ray"):
+            from footplate.deployments.serve_platform import init_ray, start_serve
+        with self.clock.measure("ray"):
+            arguments = ray_arguments(self.paths)
+            if self.plan.ray_address != "local":
+                arguments = {"address": self.plan.ray_address, "log_to_driver": False}
+            self._is_ray_up = True
+            init_ray({**arguments, "namespace": self.plan.ray_namespace})
+        with self.clock.measure("serve"):
+            start_serve(self.plan.host, self.plan.port)
+
+    def _deploy(self, storage: Future[None], valkey: Future[None]) -> None:
+        from footplate.deployments.serve_platform import deploy_gateway, deploy_models
+
+        master_key_file = str(self.master_key_file)
+        models_dir = str(self.paths.data_dir / "models")
+        specs = [ReplicaSpec(model, master_key_file, models_dir) for model in self.plan.models]
+        with self.clock.measure("deploy"):
+            # Weights load while the database still gets its schema.
+            deploy_models(specs, graceful_s=self.plan.drain_s)
+            storage.result()
+            valkey.result()
+            deploy_gateway(
+                self._gateway_spec(), num_replicas=self.plan.gateway_replicas, graceful_s=self.plan.drain_s
+            )
+
+    def _gateway_spec(self) -> GatewaySpec:
+        return GatewaySpec(
+            models=tuple(model.name for model in self.plan.models),
+            master_key_file=str(self.master_key_file),
+            channel_address=f"unix:{self.paths.run_dir}",
+            database_url=self.database_url,
+            redis_url=self.redis_url,
+            config_file=self.plan.config_file,
+            data_dir=str(self.paths.data_dir),
+            app_builder=self.plan.app_builder,
+        )
+
+    def _stop_ray(self) -> None:
+        from footplate.deployments.serve_platform import stop_ray
+
+        # Ray offers no deadline for this, so it runs beside one; the strays are ended afterwards.
+        pool = ThreadPoolExecutor(1, thread_name_prefix="stop")
+        stopping = pool.submit(stop_ray)
+        if not wait_until(stopping.done, self.plan.drain_s + 5.0):
+            logger.warning("Ray did not stop in time; its processes are killed")
+        pool.shutdown(wait=False, cancel_futures=True)
+        self._is_ray_up = False
+
+    def _end_strays(self) -> None:
+        spared = EmbeddedValkey(self.paths).pids() | ({self._keeper.pid} if self._keeper else set())
+        end_processes(set(find_processes(self.paths.mark, str(self.paths.run_dir))) - spared, grace_s=0.5)

@@ -1,0 +1,110 @@
+"""Composition root: what runs where on Ray Serve, from plain classes wrapped here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import RunTarget
+from ray.serve.config import HTTPOptions, RequestRouterConfig
+from ray.serve.schema import LoggingConfig
+
+from footplate.deployments.engine_replica import EngineReplica
+from footplate.deployments.gateway import Gateway
+from footplate.deployments.specs import ENGINE_DEPLOYMENT, GatewaySpec, ReplicaSpec
+
+GATEWAY_APPLICATION = "gateway"
+GATEWAY_DEPLOYMENT = "Gateway"
+# The engine queues and refuses; Serve's own queue must never be the one that fills.
+MAX_ONGOING_REQUESTS = 100_000
+# Serve's default backs off up to half a second, which a full replica would turn into idle time.
+BACKOFF: dict[str, Any] = {"initial_backoff_s": 0.005, "backoff_multiplier": 1.5, "max_backoff_s": 0.02}
+LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
+
+
+def model_application(spec: ReplicaSpec, *, graceful_s: float = 3600.0) -> serve.Application:
+    """One model's application: a deployment of engine replicas without a route of its own."""
+    deployment = serve.deployment(
+        name=ENGINE_DEPLOYMENT,
+        num_replicas=spec.model.min_replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=graceful_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        request_router_config=RequestRouterConfig(**BACKOFF),
+        logging_config=LOGGING,
+    )(EngineReplica)
+    return deployment.bind(spec)
+
+
+def gateway_application(
+    spec: GatewaySpec, *, num_replicas: int = 1, graceful_s: float = 3600.0
+) -> serve.Application:
+    """The HTTP entrance at `/`."""
+    deployment = serve.deployment(
+        name=GATEWAY_DEPLOYMENT,
+        num_replicas=num_replicas,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=graceful_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config=LOGGING,
+    )(serve.ingress()(Gateway))
+    return deployment.bind(spec)
+
+
+def start_serve(host: str, port: int) -> None:
+    """Start Serve's controller and HTTP listener on the cluster that `ray.init` joined."""
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options=HTTPOptions(host=host, port=port, request_timeout_s=None),
+        logging_config=LOGGING,
+    )
+
+
+def deploy_models(specs: Sequence[ReplicaSpec], *, graceful_s: float) -> None:
+    """Deploy or change models and return at once; other applications are not touched."""
+    _deploy(
+        [RunTarget(model_application(spec, graceful_s=graceful_s), spec.model.name, None) for spec in specs]
+    )
+
+
+def deploy_gateway(spec: GatewaySpec, *, num_replicas: int, graceful_s: float) -> None:
+    """Deploy or change the entrance and return at once."""
+    application = gateway_application(spec, num_replicas=num_replicas, graceful_s=graceful_s)
+    _deploy([RunTarget(application, GATEWAY_APPLICATION, "/")])
+
+
+def _deploy(targets: list[RunTarget]) -> None:
+    serve.run_many(targets, wait_for_applications_running=False, wait_for_ingress_deployment_creation=False)
+
+
+def application_faults() -> dict[str, str]:
+    """Applications that failed to deploy, with Serve's words for it."""
+    faults: dict[str, str] = {}
+    for name, application in serve.status().applications.items():
+        messages = [
+            deployment.message for deployment in application.deployments.values() if deployment.message
+        ]
+        if application.status == "DEPLOY_FAILED" or any("failed" in message.lower() for message in messages):
+            faults[name] = " ".join([application.message, *messages]).strip()
+    return faults
+
+
+def init_ray(arguments: dict[str, Any]) -> None:
+    """Start or join the cluster. Ray's processes die with the calling thread, which must outlive them."""
+    ray.init(**arguments)
+
+
+def stop_ray() -> None:
+    """Stop Serve and the cluster that this process started."""
+    try:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+    finally:
+        ray.shutdown()

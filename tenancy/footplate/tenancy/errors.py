@@ -1,0 +1,27 @@
+"""What can go wrong in tenancy.
+
+    TenancyError
+    ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
+    ├── NameTaken           a tenant of that name exists
+    └── NotFound            no such tenant or key
+
+Messages never hold a secret.
+"""
+
+from __future__ import annotations
+
+
+class TenancyError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class MasterKeyError(TenancyError):
+    """The master key can't be used; the message names the file and the mend."""
+
+
+class NameTaken(TenancyError):
+    """A tenant of that name exists already."""
+
+
+class NotFound(TenancyError):
+    """There is no tenant or key of that name or id."""
