@@ -1,0 +1,69 @@
+"""What can go wrong at the platform's edge, apart from what engines raise.
+
+    PlatformError
+    ├── SettingsError          the configuration can't be used; `faults` lists why
+    ├── AuthenticationFailed   no key, or not a live one
+    ├── PermissionDenied       the key is live but its role may not do this
+    ├── ModelNotFound          no such model, or none that this tenant may see
+    ├── BodyTooLarge           the request's body is over the limit
+    ├── BodyTooSlow            the request's body did not arrive in time
+    └── UnsupportedParameter   a parameter (or value) that this version doesn't honour
+
+`http/errors.py` turns these and the engine's into answers. Messages hold no content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from footplate.platform.settings import Fault
+
+
+class PlatformError(Exception):
+    """Root of the tree; never raised itself."""
+
+
+class SettingsError(PlatformError):
+    """The configuration can't be used."""
+
+    def __init__(self, message: str, faults: Sequence[Fault]) -> None:
+        super().__init__(message, faults)
+        self.message = message
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class AuthenticationFailed(PlatformError):
+    """No key was sent, or it is not a live one."""
+
+
+class PermissionDenied(PlatformError):
+    """The key's role may not do this."""
+
+
+class ModelNotFound(PlatformError):
+    """There is no such model for this tenant."""
+
+
+class BodyTooLarge(PlatformError):
+    """The body is over the limit."""
+
+
+class BodyTooSlow(PlatformError):
+    """The body did not arrive in time."""
+
+
+class UnsupportedParameter(PlatformError):
+    """A parameter that this version doesn't honour; `param` is its name."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message, param)
+        self.message = message
+        self.param = param
+
+    def __str__(self) -> str:
+        return self.message

