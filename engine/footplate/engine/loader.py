@@ -1,0 +1,170 @@
+"""From a source string and options to an engine core: resolves `auto`, sizes the pool, loads weights."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from footplate.engine.config import EngineConfig
+from footplate.engine.core import EngineCore
+from footplate.engine.errors import LoadError
+from footplate.engine.kernels.ops import Ops
+from footplate.engine.kernels.torch_ops import TorchOps
+from footplate.engine.layers.attention import KvPair
+from footplate.engine.models.decoder import Decoder, Placement
+from footplate.engine.runner.batch import PersistentBatch
+from footplate.engine.runner.model_runner import ModelRunner
+from footplate.engine.sampling.sampler import Sampler
+from footplate.engine.scheduler import Scheduler
+from footplate.engine.weights.model_config import ModelConfig
+from footplate.engine.weights.source import ModelSource, resolve_source
+from footplate.engine.weights.weight_source import open_model
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+CPU_KV_SHARE = 0.25  # of available memory, at most CPU_KV_MAX: other models and the system live beside it
+CPU_KV_MAX = 2 * GIB
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LoadedEngine:
+    """An engine core and the facts that a model card tells."""
+
+    core: EngineCore
+    model_config: ModelConfig
+    max_model_len: int
+    dtype: str
+    fingerprint: str
+
+
+def load_engine(
+    source: str, config: EngineConfig, *, prefix_key: bytes = b"", models_dir: Path | None = None
+) -> LoadedEngine:
+    """Load a model and everything around it. Takes seconds; reads weights through a memory map.
+
+    Raises:
+        LoadError: source, weights or options can't be used; says which and what to do.
+    """
+    resolved = resolve_source(source, models_dir)
+    model_config, weights = open_model(resolved, config.seed)
+    place, kv_dtype, dtype_name = _resolve_types(config, resolved, model_config)
+    max_len = _max_model_len(config, model_config)
+    ops = _choose_ops(place)
+    model = Decoder(model_config, weights, ops, place, max_len)
+    num_blocks = _num_blocks(config, model_config, kv_dtype, place.device, max_len)
+    max_len = _fit_model_len(config, max_len, num_blocks)
+    scheduler = Scheduler(
+        config,
+        num_blocks=num_blocks,
+        max_model_len=max_len,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        prefix_key=prefix_key,
+    )
+    runner = ModelRunner(
+        model,
+        _make_caches(model_config, num_blocks, config.block_size, kv_dtype, place.device),
+        PersistentBatch(config.max_num_seqs, max_len, config.block_size, place.device),
+        Sampler(model_config.vocab_size, model_config.eos_token_ids, place.device),
+    )
+    core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
+    fingerprint = _fingerprint(resolved, config, model_config, dtype_name)
+    return LoadedEngine(core, model_config, max_len, dtype_name, fingerprint)
+
+
+def _resolve_types(
+    config: EngineConfig, source: ModelSource, model: ModelConfig
+) -> tuple[Placement, torch.dtype, str]:
+    """(where and in what type to compute, type of the KV cache, the type's name for people)."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device != "auto":
+        device = torch.device(config.device)
+    packed = config.dtype == "auto" and device.type == "cpu" and source.kind == "gguf"
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    if name == "float16" and model.architecture == "gemma3":
+        raise LoadError("dtype float16 overflows in Gemma 3; use bfloat16 or float32")
+    kv_name = config.kv_dtype
+    if kv_name == "auto":
+        kv_name = "bfloat16" if packed else name
+    place = Placement(DTYPES[name], device, packed)
+    return place, DTYPES[kv_name], "packed" if packed else name
+
+
+def _choose_ops(place: Placement) -> Ops:
+    """Native kernels on CPU in float32; the torch references elsewhere, and where no compiler is found."""
+    if place.device.type == "cpu" and place.dtype is torch.float32:
+        from footplate.engine.kernels.cpu_ops import CpuOps
+
+        return CpuOps()
+    return TorchOps()
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len == "auto":
+        return model.max_position
+    if not 1 <= config.max_model_len <= model.max_position:
+        raise LoadError(
+            f"engine.max_model_len is {config.max_model_len}; this model holds at most {model.max_position}"
+        )
+    return config.max_model_len
+
+
+def _num_blocks(
+    config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, device: torch.device, max_len: int
+) -> int:
+    """How many blocks the KV memory holds, never more than all rows at full length could use."""
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * kv_dtype.itemsize
+    block_bytes = per_token * config.block_size
+    if config.kv_cache_gib != "auto":
+        memory = int(config.kv_cache_gib * GIB)
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        memory = max(0, free - int(total * (1 - config.gpu_memory_utilization)))
+    else:
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = min(CPU_KV_MAX, int(available * CPU_KV_SHARE))
+    useful = config.max_num_seqs * -(-max_len // config.block_size)
+    num_blocks = min(memory // block_bytes, useful)
+    if num_blocks < 1:
+        raise LoadError(
+            f"KV memory of {memory / GIB:.3f} GiB holds no block of {block_bytes} bytes; raise kv_cache_gib"
+        )
+    return num_blocks
+
+
+def _fit_model_len(config: EngineConfig, max_len: int, num_blocks: int) -> int:
+    """`auto` shrinks to what the pool can hold; a length that was asked for must fit."""
+    held = num_blocks * config.block_size
+    if config.max_model_len == "auto" or max_len <= held:
+        return min(max_len, held)
+    raise LoadError(
+        f"engine.max_model_len is {max_len}, the KV memory holds {held}; lower it or raise kv_cache_gib"
+    )
+
+
+def _make_caches(
+    model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[KvPair]:
+    shape = (num_blocks, model.num_kv_heads, block_size, model.head_dim)
+    return [
+        (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        for _ in range(model.num_layers)
+    ]
+
+
+def _fingerprint(source: ModelSource, config: EngineConfig, model: ModelConfig, dtype: str) -> str:
+    """Changes with code version, weights, options and compute type; the API's system_fingerprint."""
+    from importlib.metadata import version
+
+    size = source.path.stat().st_size
+    facts = (version("footplate"), torch.__version__, str(size), repr(config), repr(model), dtype)
+    return "fp_" + hashlib.blake2b("|".join(facts).encode(), digest_size=6).hexdigest()

@@ -1,0 +1,1 @@
+"""Model code: decoders put together from shared layers."""

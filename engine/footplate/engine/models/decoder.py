@@ -1,0 +1,156 @@
+"""A pre-norm decoder of the Llama family, and Gemma 3, which differs by the flags of its config.
+
+Gemma 3 (arXiv:2503.19786) adds norms on the outputs of attention and MLP, per-head norms of q and k, sliding
+windows with their own rotary base, and scaled embeddings. Everything else is Llama.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Embedding, Linear, Ops
+from footplate.engine.layers.attention import Attention, KvPair
+from footplate.engine.layers.mlp import GatedMlp
+from footplate.engine.layers.rope import cos_sin_table
+from footplate.engine.weights.model_config import ModelConfig
+from footplate.engine.weights.weight_source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and in what type a model computes. `packed` keeps quantised weights as integer codes."""
+
+    dtype: torch.dtype
+    device: torch.device
+    packed: bool
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """One block; the residual stream is the caller's and is changed in place."""
+
+    ops: Ops
+    eps: float
+    attention: Attention
+    mlp: GatedMlp
+    attn_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    post_attn_norm: torch.Tensor | None
+    post_mlp_norm: torch.Tensor | None
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, batch: AttentionBatch, kv: KvPair
+    ) -> torch.Tensor:
+        """Takes the normed input; gives what the next norm adds to the residual."""
+        out = self.attention(x, batch, kv)
+        if self.post_attn_norm is not None:
+            out = self.ops.rms_norm(out, self.post_attn_norm, self.eps)
+        out = self.mlp(self.ops.add_rms_norm(out, residual, self.mlp_norm, self.eps))
+        if self.post_mlp_norm is not None:
+            out = self.ops.rms_norm(out, self.post_mlp_norm, self.eps)
+        return out
+
+
+class Decoder:
+    """Embedding, layers, final norm and head. Holds weights only; caches come with each call."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, ops: Ops, place: Placement, max_len: int
+    ) -> None:
+        """Takes every tensor out of `weights` and closes it.
+
+        Raises:
+            LoadError: a tensor is missing, has the wrong shape, or was not used.
+        """
+        self.config = config
+        self._ops = ops
+        self._dtype = place.dtype
+        builder = _Builder(config, weights, ops, place, max_len)
+        self._embed: Embedding = weights.embedding(place.dtype, place.device, place.packed)
+        self.layers = [builder.layer(index) for index in range(config.num_layers)]
+        self._final_norm = builder.norm("final_norm")
+        self._head: Linear = weights.linear(["head"], place.dtype, place.device, place.packed)
+        weights.finish()
+
+    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, caches: list[KvPair]) -> torch.Tensor:
+        """token_ids [T] -> hidden states before the final norm, [T, hidden]."""
+        residual = self._embed(token_ids).to(self._dtype)
+        if self.config.embed_scale != 1.0:
+            # The scale is rounded to the compute type, as the models were trained.
+            residual = residual * torch.tensor(self.config.embed_scale, dtype=residual.dtype)
+        x = self._ops.rms_norm(residual, self.layers[0].attn_norm, self.config.norm_eps)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            out = layer(x, residual, batch, caches[index])
+            if index < last:
+                x = self._ops.add_rms_norm(out, residual, self.layers[index + 1].attn_norm, layer.eps)
+        return residual + out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] -> [R, vocab] float32, a new tensor the caller may change."""
+        logits = self._head(self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)).float()
+        cap = self.config.final_soft_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+
+class _Builder:
+    """Takes a layer's tensors by name and puts them together."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, ops: Ops, place: Placement, max_len: int
+    ) -> None:
+        self._config, self._weights, self._ops, self._place = config, weights, ops, place
+        self._tables = {
+            local: cos_sin_table(config, max_len, place.device, local=local)
+            for local in {not config.is_global(i) for i in range(config.num_layers)}
+        }
+
+    def norm(self, name: str) -> torch.Tensor:
+        return self._weights.tensor(name, torch.float32, self._place.device)
+
+    def linear(self, prefix: str, *names: str) -> Linear:
+        place = self._place
+        return self._weights.linear([prefix + n for n in names], place.dtype, place.device, place.packed)
+
+    def layer(self, index: int) -> DecoderLayer:
+        config, prefix = self._config, f"layers.{index}."
+        post = config.post_norms
+        return DecoderLayer(
+            ops=self._ops,
+            eps=config.norm_eps,
+            attention=self._attention(index, prefix),
+            mlp=GatedMlp(
+                self._ops,
+                self.linear(prefix, "gate", "up"),
+                self.linear(prefix, "down"),
+                config.activation,
+            ),
+            attn_norm=self.norm(prefix + "attn_norm"),
+            mlp_norm=self.norm(prefix + "mlp_norm"),
+            post_attn_norm=self.norm(prefix + "post_attn_norm") if post else None,
+            post_mlp_norm=self.norm(prefix + "post_mlp_norm") if post else None,
+        )
+
+    def _attention(self, index: int, prefix: str) -> Attention:
+        config = self._config
+        spec = AttentionSpec(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.attention_scale,
+            window=config.layer_windows[index],
+            soft_cap=config.attention_soft_cap,
+        )
+        norms = None
+        if config.qk_norm:
+            norms = (self.norm(prefix + "q_norm"), self.norm(prefix + "k_norm"), config.norm_eps)
+        return Attention(
+            self._ops,
+            spec,
+            self.linear(prefix, "q", "k", "v"),
+            self.linear(prefix, "o"),
+            self._tables[not config.is_global(index)],
+            norms,
+        )

@@ -1,0 +1,1 @@
+"""Choosing the next token, defined once in torch for CPU and CUDA."""
