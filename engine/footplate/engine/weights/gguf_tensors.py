@@ -48,6 +48,14 @@ class GroupedCodes:
         return codes.reshape(rows, columns)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """A quantised matrix as its file holds it: rows of blocks of one GGUF type."""
+
+    type_name: str
+    raw: Bytes  # [rows, bytes of a row]
+
+
 def grouped_codes(type_name: str, raw: Bytes) -> GroupedCodes:
     """Split stored rows [rows, bytes of a row] of a quantised type into codes and scales.
 

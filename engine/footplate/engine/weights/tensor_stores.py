@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,17 +17,9 @@ from safetensors import SafetensorError, safe_open
 
 from footplate.engine.errors import LoadError
 from footplate.engine.weights.gguf import GgufFile
-from footplate.engine.weights.gguf_tensors import Bytes, dequantise, half_split_rows, is_quantised
+from footplate.engine.weights.gguf_tensors import Bytes, StoredRows, dequantise, half_split_rows, is_quantised
 from footplate.engine.weights.model_config import ModelConfig
 from footplate.engine.weights.tensor_names import gguf_names, hf_names, tensor_shapes
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRows:
-    """A quantised matrix as its file holds it: rows of blocks of one GGUF type."""
-
-    type_name: str
-    raw: Bytes  # [rows, bytes of a row]
 
 
 class TensorStore(Protocol):

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from footplate.engine.errors import LoadError
+from footplate.engine.kernels.cpu.library import load_library
 from footplate.engine.kernels.linear.dense import DenseEmbedding, DenseLinear
+from footplate.engine.kernels.linear.packed import PackedEmbedding, PackedLinear, PackedMatrix
 from footplate.engine.kernels.ops import Embedding, Linear
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.model_config import ModelConfig, config_from_gguf, config_from_json
@@ -44,6 +46,7 @@ class WeightSource:
         self._store = store
         self._unused = set(tensor_shapes(config))
         self._embed: dict[tuple[torch.dtype, str], torch.Tensor] = {}
+        self._packed_embed: PackedMatrix | None = None
 
     def tensor(
         self, name: str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -66,6 +69,9 @@ class WeightSource:
         in a float type comes out dense. `["head"]` of a tied model is the embedding.
         """
         names = self._resolve(names)
+        matrix = self._pack(names) if packed else None
+        if matrix is not None:
+            return PackedLinear(matrix)
         if names == ["embed"]:
             return DenseLinear(self._dense_embedding(dtype, device))
         for name in names:
@@ -86,7 +92,12 @@ class WeightSource:
         packed: bool = False,
     ) -> Embedding:
         """The token table. `packed` as for `linear`."""
-        return DenseEmbedding(self._dense_embedding(dtype, device))
+        matrix = self._pack(["embed"]) if packed else None
+        return (
+            DenseEmbedding(self._dense_embedding(dtype, device))
+            if matrix is None
+            else PackedEmbedding(matrix)
+        )
 
     def finish(self) -> None:
         """Raise LoadError when a tensor was never used: the model built is not the model stored."""
@@ -94,6 +105,21 @@ class WeightSource:
             raise LoadError(
                 f"weights: {len(self._unused)} tensors were never used, such as {min(self._unused)!r}"
             )
+
+    def _pack(self, names: list[str]) -> PackedMatrix | None:
+        """The named matrices packed; None when one of them is stored in a float type."""
+        if names == ["embed"] and self._packed_embed is not None:
+            return self._packed_embed
+        stored = [self._store.stored_rows(name) for name in names]
+        segments = [rows for rows in stored if rows is not None]
+        if len(segments) < len(names):
+            return None
+        for name in names:
+            self._use(name)
+        matrix = PackedMatrix(load_library(), segments)
+        if names == ["embed"]:
+            self._packed_embed = matrix
+        return matrix
 
     def _use(self, name: str) -> None:
         if name not in tensor_shapes(self.config):
