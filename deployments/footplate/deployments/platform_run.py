@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from footplate.deployments.ports import RunPorts, require_free_port
 from footplate.deployments.ray_environment import find_haproxy, ray_arguments, ray_environment
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.specs import PLATFORM_APP, GatewaySpec, ModelSpec, ReplicaSpec
+from footplate.deployments.storage import prepare_storage
 from footplate.tenancy.secrets import MasterKey
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class PhaseClock:
 class PlatformRun:
     """Starts and stops everything. Use one instance from one thread that lives as long as the run."""
 
-    def __init__(self, plan: RunPlan, prepare_storage: Callable[[RunPlan, str], None] | None = None) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self.paths = RunPaths.of(plan.data_dir)
         self.clock = PhaseClock()
@@ -74,7 +75,6 @@ class PlatformRun:
         self.master_key_file = plan.master_key_file or self.paths.keys_dir / "master.key"
         self.database_url = "" if plan.database_url == EMBEDDED else plan.database_url
         self.redis_url = "" if plan.redis_url == EMBEDDED else plan.redis_url
-        self._prepare_storage = prepare_storage
         self._postgres: EmbeddedPostgres | None = None
         self._valkey: EmbeddedValkey | None = None
         self._keeper: Keeper | None = None
@@ -124,6 +124,12 @@ class PlatformRun:
         self._lock.close()
         self._lock = None
 
+    def supervise(self) -> None:
+        """Start an embedded server again that has died. Cheap while both answer."""
+        for server in (self._postgres, self._valkey):
+            if server is not None and not server.start():
+                logger.warning("%s had died and was started again", type(server).__name__)
+
     def faults(self) -> dict[str, str]:
         """Applications that failed to start, with the reason."""
         from footplate.deployments.serve_platform import application_faults
@@ -159,9 +165,9 @@ class PlatformRun:
                 self._postgres = EmbeddedPostgres(self.paths)
                 self._postgres.start()
                 self.database_url = self._postgres.url
-        if self.database_url and self._prepare_storage is not None:
+        if self.database_url:
             with self.clock.measure("schema and keys"):
-                self._prepare_storage(self.plan, self.database_url)
+                prepare_storage(self.database_url, self.master_key_file, self.paths.keys_dir)
 
     def _start_valkey(self) -> None:
         if self.plan.redis_url == EMBEDDED:

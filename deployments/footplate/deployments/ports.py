@@ -20,6 +20,7 @@ class RunPorts:
     http: int
     haproxy_metrics: int
     haproxy_stats: int
+    fallback_proxy: int
     first_replica: int
     last_replica: int
 
@@ -28,7 +29,9 @@ class RunPorts:
         """Free ports for the internal listeners, and the installation's block of replica ports."""
         first = FIRST_REPLICA_PORT + int(mark, 16) % NUM_BLOCKS * BLOCK_SIZE
         # The last port of the block is Serve's exclusive bound.
-        return RunPorts(http, find_free_port(), find_free_port(), first, first + BLOCK_SIZE - 1)
+        return RunPorts(
+            http, find_free_port(), find_free_port(), find_free_port(), first, first + BLOCK_SIZE - 1
+        )
 
 
 def find_free_port(host: str = "127.0.0.1") -> int:

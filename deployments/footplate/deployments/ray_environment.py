@@ -50,9 +50,10 @@ def ray_environment(paths: RunPaths, ports: RunPorts, haproxy: Path | None) -> d
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAINING_S),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_proxy),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.first_replica),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.last_replica),
-        # Serve logs each request's path otherwise.
+        # Buffered, so that a request doesn't wait for the log.
         "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     }
     if haproxy is None:

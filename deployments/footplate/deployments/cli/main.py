@@ -1,0 +1,47 @@
+"""The entry of the command `footplate`.
+
+Every fault that a user can mend ends as one line on standard error and exit code 1; wrong usage is code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from footplate.deployments.cli.config import config_commands
+from footplate.deployments.cli.doctor import doctor
+from footplate.deployments.cli.serve import serve
+from footplate.deployments.errors import DeploymentError
+from footplate.engine.errors import EngineError
+from footplate.platform.cli.chat import chat
+from footplate.platform.cli.errors import CommandError
+from footplate.platform.errors import SettingsError
+from footplate.tenancy.errors import TenancyError
+
+application = typer.Typer(
+    name="footplate",
+    help="Serve language models to a company's teams: OpenAI API, exact metering, private tenants.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+application.command()(serve)
+application.command()(doctor)
+application.command()(chat)
+application.add_typer(config_commands, name="config")
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 refused or failed, 2 usage."""
+    try:
+        application()
+    except KeyboardInterrupt:
+        sys.exit(1)
+    except (CommandError, DeploymentError, TenancyError, EngineError, SettingsError) as error:
+        print(f"footplate: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`footplate chat`: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from footplate.platform.cli.errors import CommandError
+from footplate.platform.settings import client_environment, data_dir
+
+
+def chat(
+    prompt: Annotated[
+        str | None, typer.Argument(help="One question; without it a conversation begins.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask; the first one served when left out.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Instructions that stand before the conversation.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.", min=1)] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is the most likely answer.", min=0, max=2)
+    ] = None,
+) -> None:
+    """Stream answers of a running platform (FOOTPLATE_URL, FOOTPLATE_API_KEY) to the terminal."""
+    environment = client_environment()
+    key = environment.api_key or _tenant_key()
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    options = {"max_completion_tokens": max_tokens, "temperature": temperature}
+    with httpx.Client(
+        base_url=environment.url,
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=httpx.Timeout(30, read=300),
+    ) as client:
+        asked = model or _first_model(client)
+        for question in [prompt] if prompt else _questions():
+            messages.append({"role": "user", "content": question})
+            body = {"model": asked, "messages": messages, "stream": True, **options}
+            answer = ""
+            for piece in _stream(client, {name: value for name, value in body.items() if value is not None}):
+                answer += piece
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            print()
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _tenant_key() -> str:
+    path = data_dir() / "keys" / "tenant.key"
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise CommandError(f"no key: set FOOTPLATE_API_KEY ({path}: {error.strerror})") from error
+
+
+def _questions() -> Iterator[str]:
+    while True:
+        try:
+            question = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if question:
+            yield question
+
+
+def _first_model(client: httpx.Client) -> str:
+    response = _checked(lambda: client.get("/v1/models"))
+    models = response.json()["data"]
+    if not models:
+        raise CommandError("the platform serves no model yet; try again in a moment")
+    return str(models[0]["id"])
+
+
+def _stream(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
+    """The pieces of one streamed answer."""
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.is_error:
+                response.read()
+                raise CommandError(_message(response))
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield from _pieces(json.loads(line[6:]))
+    except httpx.HTTPError as error:
+        raise _unreachable(client, error) from error
+
+
+def _pieces(event: dict[str, Any]) -> Iterator[str]:
+    if "error" in event:
+        raise CommandError(f"the answer broke off: {event['error'].get('message')}")
+    for choice in event.get("choices", []):
+        if text := choice.get("delta", {}).get("content"):
+            yield text
+
+
+def _checked(call: Any) -> httpx.Response:
+    try:
+        response: httpx.Response = call()
+    except httpx.HTTPError as error:
+        raise CommandError(f"the platform can't be reached: {error}; set FOOTPLATE_URL") from error
+    if response.is_error:
+        raise CommandError(_message(response))
+    return response
+
+
+def _unreachable(client: httpx.Client, error: Exception) -> Exception:
+    return CommandError(f"the platform at {client.base_url} can't be reached: {error}; set FOOTPLATE_URL")
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return f"{response.json()['error']['message']} (status {response.status_code})"
+    except (ValueError, KeyError, TypeError):
+        return f"the platform answered with status {response.status_code}"
