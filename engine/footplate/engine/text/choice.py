@@ -30,9 +30,17 @@ class ChoiceDecoder:
     After `push` has returned, `finish_reason` says whether the choice has ended, `stop_reason` what matched
     (a stop string, or the id of a stop token), and `num_tokens` how many tokens were delivered or ended the
     answer. Tokens after a stop string are not counted.
+
+    `keeps_end_entry`: the token at which the engine ended the answer has a logprob entry even when hidden.
     """
 
-    def __init__(self, texts: TokenTexts, special_ids: frozenset[int], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        texts: TokenTexts,
+        special_ids: frozenset[int],
+        params: SamplingParams,
+        keeps_end_entry: bool = False,
+    ) -> None:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
@@ -45,6 +53,8 @@ class ChoiceDecoder:
         self._stops = StopMatcher(params.stop, self._include_stop) if params.stop else None
         self._wants_logprobs = params.logprobs is not None
         self._is_plain = self._stops is None and not self._wants_logprobs
+        self._keeps_end_entry = keeps_end_entry
+        self._end_entry: TokenLogprob | None = None
         self._taken: list[int] = []  # ids consumed since the last piece
         self._waiting: list[tuple[int, TokenLogprob]] = []  # (where its text begins, entry)
         self._num_decoded = 0  # characters out of the detokenizer
@@ -90,6 +100,9 @@ class ChoiceDecoder:
     ) -> None:
         self.num_tokens += 1
         self._taken.append(token_id)
+        if ends_answer and self._keeps_end_entry:
+            self._end_entry = entry
+            entry = None
         if ends_answer and self._hides_end(token_id):
             return
         text = self._detokenizer.push(token_id)
@@ -130,6 +143,8 @@ class ChoiceDecoder:
         held = self._stops.flush() if self._stops is not None else ""
         if held or self._taken:
             self._emit(held, pieces)
+        if self._end_entry is not None:
+            pieces[-1].logprobs = [*pieces[-1].logprobs, self._end_entry]
         self.finish_reason = delta.finish_reason
         self.error = delta.error
         if delta.finish_reason is FinishReason.STOP and delta.token_ids:

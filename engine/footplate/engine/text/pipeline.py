@@ -71,6 +71,11 @@ class TextPipeline:
         """Ids that end an answer unless the caller ignores EOS."""
         return self.tokenizer.vocabulary.eos_token_ids
 
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What stands in front of plain prompts: BOS, or nothing."""
+        return self.tokenizer.vocabulary.prefix_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain prompt, with BOS and EOS as the file asks. Takes about a second for a megabyte, so
         large texts belong in a thread.
@@ -112,7 +117,7 @@ class TextPipeline:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; unknown ids write nothing, bytes that are no UTF-8 become U+FFFD."""
-        return self._texts(skip_special_tokens).decode(token_ids)
+        return self.token_texts(skip_special_tokens).decode(token_ids)
 
     def token_text(self, token_id: int) -> str:
         """One id's text as a logprob entry shows it, control tokens included."""
@@ -140,12 +145,14 @@ class TextPipeline:
                     sequences[ids] = None
         return tuple(sequences)
 
-    def choice_decoder(self, params: SamplingParams) -> ChoiceDecoder:
-        """A fresh decoder for one choice of one request."""
-        texts = self._texts(params.skip_special_tokens)
-        return ChoiceDecoder(texts, self.tokenizer.vocabulary.special_ids, params)
+    def choice_decoder(self, params: SamplingParams, keeps_end_entry: bool = False) -> ChoiceDecoder:
+        """A fresh decoder for one choice of one request; see `ChoiceDecoder` for `keeps_end_entry`."""
+        texts = self.token_texts(params.skip_special_tokens)
+        special_ids = self.tokenizer.vocabulary.special_ids
+        return ChoiceDecoder(texts, special_ids, params, keeps_end_entry)
 
-    def _texts(self, skip_special_tokens: bool) -> TokenTexts:
+    def token_texts(self, skip_special_tokens: bool) -> TokenTexts:
+        """Each id's text, with control tokens hidden or shown. Shared: read only."""
         return self._hidden if skip_special_tokens else self._shown
 
 

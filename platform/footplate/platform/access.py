@@ -1,0 +1,40 @@
+"""Who calls: the first step of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from footplate.platform.errors import AuthenticationFailed, PermissionDenied
+from footplate.platform.ports import Authenticator, Principal
+
+# Roles whose keys may call models. An admin key may not: what it can reach is administration.
+INFERENCE_ROLES = frozenset({"member"})
+SCRAPE_ROLES = frozenset({"scrape", "platform_admin"})
+_MAX_KEY_CHARACTERS = 512
+
+
+async def authenticate(
+    headers: Mapping[str, str], authenticator: Authenticator, roles: frozenset[str] = INFERENCE_ROLES
+) -> Principal:
+    """The caller of a request, by `Authorization: Bearer KEY` or `x-api-key`.
+
+    Raises:
+        AuthenticationFailed: no key, or not a live one.
+        PermissionDenied: a live key of another role.
+    """
+    key = _key(headers)
+    principal = await authenticator.authenticate(key) if key else None
+    if principal is None:
+        raise AuthenticationFailed(
+            "Incorrect API key provided." if key else "Send an API key: 'Authorization: Bearer KEY'."
+        )
+    if principal.role not in roles:
+        raise PermissionDenied("This key's role may not call this URL.")
+    return principal
+
+
+def _key(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    key = value.strip() if scheme.lower() == "bearer" else ""
+    key = key or headers.get("x-api-key", "").strip()
+    return key if 0 < len(key) <= _MAX_KEY_CHARACTERS and key.isascii() else None

@@ -1,0 +1,196 @@
+"""One request's run at the engines: submit, decode, end, give back. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from footplate.engine.errors import EngineDead
+from footplate.engine.text.choice import ChoiceDecoder, TextPiece
+from footplate.engine.types import EngineRequest, FinishReason, SequenceDelta, TokenLogprob, TokenUsage
+from footplate.platform.metrics import ModelLatencies
+from footplate.platform.ports import Generation, InferenceClient
+
+_FAILED = (FinishReason.ERROR, FinishReason.ABORT)
+
+
+class Choice:
+    """One answer of a response, numbered over all its prompts."""
+
+    __slots__ = ("decoder", "index")
+
+    def __init__(self, index: int, decoder: ChoiceDecoder) -> None:
+        self.index = index
+        self.decoder = decoder
+
+
+class PromptRun:
+    """One prompt of a request, its choices, and what is known of it so far."""
+
+    def __init__(self, request: EngineRequest, choices: Sequence[Choice], text: str | None = None) -> None:
+        self.request = request
+        self.choices = choices
+        self.text = text  # as the client wrote it; None when it sent ids
+        self.cached_tokens = 0
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.num_open = len(choices)
+        self.has_begun = False
+        self.last_token_at: float | None = None
+
+
+class Sink(Protocol):
+    """Where a run's text goes. `begin` comes once for each prompt, before its first piece."""
+
+    def begin(self, prompt: PromptRun) -> None: ...
+
+    def piece(self, choice: Choice, piece: TextPiece) -> None: ...
+
+    def end(self, choice: Choice) -> None: ...
+
+
+@dataclass(slots=True)
+class _Submitted:
+    prompt: PromptRun
+    generation: Generation
+    first: Sequence[SequenceDelta] = ()
+
+
+async def _nothing() -> None:
+    return None
+
+
+class Run:
+    """All prompts of one request. `open`, then `drain` once, and `close` whatever happened."""
+
+    def __init__(
+        self,
+        client: InferenceClient,
+        model: str,
+        prompts: Sequence[PromptRun],
+        latencies: ModelLatencies,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.prompts = prompts
+        self._client = client
+        self._model = model
+        self._latencies = latencies
+        self._clock = clock
+        self._begin = clock()
+        self._submitted: list[_Submitted] = []
+
+    async def open(self) -> None:
+        """Submit every prompt and wait for the first tokens, so that what is refused is refused here.
+
+        Raises:
+            InvalidRequest, EngineOverloaded, EngineDead: as the engines say.
+        """
+        for prompt in self.prompts:
+            generation = await self._client.submit(self._model, prompt.request)
+            self._submitted.append(_Submitted(prompt, generation))
+        first = self._submitted[0]
+        first.first = await self._next(first)
+        for delta in first.first:
+            if delta.finish_reason in _FAILED:
+                raise EngineDead(delta.error or "the engine gave the request up")
+
+    async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] = _nothing) -> None:
+        """Give everything to `sink`; `flush` is awaited after each batch of deltas.
+
+        Raises:
+            EngineDead: a replica failed before all choices had ended.
+        """
+        if len(self._submitted) == 1:
+            await self._drain_one(self._submitted[0], sink, flush)
+            return
+        lock = asyncio.Lock()
+
+        async def flush_alone() -> None:
+            async with lock:
+                await flush()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for submitted in self._submitted:
+                    group.create_task(self._drain_one(submitted, sink, flush_alone))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def close(self) -> None:
+        """Abort what still runs and note how long the request took. Safe at any time."""
+        submitted, self._submitted = self._submitted, []
+        self._latencies.request.observe(self._clock() - self._begin)
+        for entry in submitted:
+            await entry.generation.close()
+
+    def usage(self) -> TokenUsage:
+        """Tokens so far: prompts once each, and every token delivered or that ended an answer."""
+        return TokenUsage(
+            prompt_tokens=sum(len(prompt.request.prompt_token_ids) for prompt in self.prompts),
+            completion_tokens=sum(
+                choice.decoder.num_tokens for prompt in self.prompts for choice in prompt.choices
+            ),
+            cached_tokens=sum(prompt.cached_tokens for prompt in self.prompts),
+        )
+
+    async def _next(self, submitted: _Submitted) -> Sequence[SequenceDelta]:
+        deltas = await submitted.generation.next()
+        if not deltas:
+            raise EngineDead("the engine ended the request before its answers were complete")
+        return deltas
+
+    async def _drain_one(
+        self, submitted: _Submitted, sink: Sink, flush: Callable[[], Awaitable[None]]
+    ) -> None:
+        prompt = submitted.prompt
+        deltas = submitted.first or await self._next(submitted)
+        while True:
+            self._take(submitted, deltas, sink)
+            await flush()
+            if not prompt.num_open:
+                return
+            deltas = await self._next(submitted)
+
+    def _take(self, submitted: _Submitted, deltas: Sequence[SequenceDelta], sink: Sink) -> None:
+        prompt = submitted.prompt
+        if not prompt.has_begun:
+            self._begin_prompt(prompt, deltas, sink)
+        num_tokens = 0
+        for delta in deltas:
+            choice = prompt.choices[delta.index]
+            decoder = choice.decoder
+            if decoder.finish_reason is not None:
+                continue  # tokens that were on their way when a stop string ended the choice
+            num_tokens += len(delta.token_ids)
+            for piece in decoder.push(delta):
+                sink.piece(choice, piece)
+            if decoder.finish_reason is not None:
+                self._end_choice(submitted, choice, delta, sink)
+        if num_tokens:
+            self._note_tokens(prompt, num_tokens)
+
+    def _begin_prompt(self, prompt: PromptRun, deltas: Sequence[SequenceDelta], sink: Sink) -> None:
+        prompt.has_begun = True
+        for delta in deltas:
+            prompt.cached_tokens = max(prompt.cached_tokens, delta.cached_tokens)
+            if delta.prompt_logprobs is not None:
+                prompt.prompt_logprobs = delta.prompt_logprobs
+        sink.begin(prompt)
+
+    def _end_choice(self, submitted: _Submitted, choice: Choice, delta: SequenceDelta, sink: Sink) -> None:
+        if choice.decoder.finish_reason in _FAILED:
+            raise EngineDead(choice.decoder.error or "the engine gave the request up")
+        if delta.finish_reason is None:
+            submitted.generation.stop(delta.index)
+        submitted.prompt.num_open -= 1
+        sink.end(choice)
+
+    def _note_tokens(self, prompt: PromptRun, num_tokens: int) -> None:
+        now = self._clock()
+        if prompt.last_token_at is None:
+            self._latencies.first_token.observe(now - self._begin)
+        else:
+            self._latencies.token_gap.observe((now - prompt.last_token_at) / num_tokens, num_tokens)
+        prompt.last_token_at = now

@@ -1,0 +1,218 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from footplate.engine.errors import InvalidRequest, RequestTooLarge
+from footplate.engine.text.choice import TextPiece
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import EngineRequest, ModelCard, TokenUsage
+from footplate.platform.generation import Choice, PromptRun
+from footplate.platform.http.frames import (
+    Head,
+    chat_logprobs,
+    encode,
+    finish_name,
+    prompt_logprob_fields,
+    usage_fields,
+)
+from footplate.platform.http.gateway import Gateway
+from footplate.platform.http.parameters import (
+    allowed_tokens,
+    cache_scope,
+    check_stream_options,
+    sampling_params,
+)
+from footplate.platform.http.schemas import ChatCompletionBody, ChatMessage, parse_body, plain_messages
+from footplate.platform.http.streaming import BodyResponse, StreamResponse
+
+LARGE_TEXT_CHARACTERS = 2_000  # from here on a text is tokenised in a thread
+
+
+async def create_chat_completion(gateway: Gateway, request: Request) -> Response:
+    """The steps of one request: authenticate, parse, template, tokenise, validate, submit, answer."""
+    principal = await gateway.authenticate(request)
+    body = parse_body(ChatCompletionBody, await request.body())
+    check_stream_options(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
+    card, pipeline = await gateway.model(body.model)
+    ids = await encode_messages(pipeline, card, body.messages)
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if asked == 0:
+        raise InvalidRequest("max_completion_tokens must be at least 1.", "max_completion_tokens")
+    max_tokens = allowed_tokens(card, len(ids), asked, "messages")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(body, card, pipeline, max_tokens, logprobs, body.prompt_logprobs)
+    head = Head.new(
+        "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion", card, body.service_tier
+    )
+    engine_request = EngineRequest(
+        head.id,
+        ids,
+        params,
+        cache_scope=cache_scope(principal, body.cache_salt),
+        tenant=principal.tenant_id,
+        priority=body.priority or 0,
+    )
+    choices = [Choice(index, pipeline.choice_decoder(params)) for index in range(params.n)]
+    prompt = PromptRun(engine_request, choices)
+    run = gateway.run(card, [prompt])
+    if body.stream:
+        return StreamResponse(run, ChatStream(head, body, pipeline, params.n))
+    return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt))
+
+
+async def encode_messages(
+    pipeline: TextPipeline, card: ModelCard, messages: list[ChatMessage], add_generation_prompt: bool = True
+) -> list[int]:
+    """A conversation's ids; a large one is worked on in a thread.
+
+    Raises:
+        InvalidRequest: the template refuses the messages, or there is none.
+        RequestTooLarge: the text alone shows that it can't fit.
+    """
+    plain = plain_messages(messages)
+
+    def work() -> list[int]:
+        rendered = pipeline.apply_chat_template(plain, add_generation_prompt)
+        refuse_absurd(pipeline, card, rendered, "messages")
+        return pipeline.encode_rendered_chat(rendered)
+
+    is_large = sum(len(message["content"]) for message in plain) > LARGE_TEXT_CHARACTERS or len(plain) > 50
+    ids = await asyncio.to_thread(work) if is_large else work()
+    if not ids:
+        raise InvalidRequest("The messages make an empty prompt; it needs at least one token.", "messages")
+    return ids
+
+
+def refuse_absurd(pipeline: TextPipeline, card: ModelCard, text: str, param: str) -> None:
+    """Raises RequestTooLarge, before tokenising, for a text that can't fit even in the longest tokens."""
+    least = pipeline.least_tokens(text)
+    if least > card.max_model_len:
+        raise RequestTooLarge(
+            f"This model's context length is {card.max_model_len} tokens; the prompt has at least {least}.",
+            param,
+        )
+
+
+class ChatStream:
+    """Chat chunks: a role chunk for each choice, content, one finish chunk for each choice, usage."""
+
+    def __init__(
+        self, head: Head, body: ChatCompletionBody, pipeline: TextPipeline, num_choices: int
+    ) -> None:
+        self.out: list[bytes] = []
+        self._start = head.event_start()
+        self._pipeline = pipeline
+        self._includes_usage = body.include_usage
+        self._shows_ids = bool(body.return_token_ids)
+        self._shows_logprobs = bool(body.logprobs)
+        self._is_plain = not (self._shows_ids or self._shows_logprobs)
+        self._event_end = b'],"usage":null}\n\n' if self._includes_usage else b"]}\n\n"
+        # A content chunk is three parts: what stands before the text, the text, what stands after it.
+        self._before = [
+            self._start + b',"choices":[{"index":%d,"delta":{"content":' % index
+            for index in range(num_choices)
+        ]
+        self._after = b'},"logprobs":null,"finish_reason":null}' + self._event_end
+        self._left_over: dict[int, TextPiece] = {}
+
+    def begin(self, prompt: PromptRun) -> None:
+        extra = b""
+        if self._shows_ids:
+            extra = b',"prompt_token_ids":' + encode(list(prompt.request.prompt_token_ids))
+        for choice in prompt.choices:
+            self.out.append(
+                self._start
+                + extra
+                + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % choice.index
+                + b'"logprobs":null,"finish_reason":null}'
+                + self._event_end
+            )
+
+    def piece(self, choice: Choice, piece: TextPiece) -> None:
+        if not piece.text:
+            self._left_over[choice.index] = piece
+        elif self._is_plain:
+            self.out += (self._before[choice.index], encode(piece.text), self._after)
+        else:
+            self.out += (self._before[choice.index], encode(piece.text), b"}", self._details(piece))
+            self.out += (b',"finish_reason":null}', self._event_end)
+
+    def end(self, choice: Choice) -> None:
+        left_over = self._left_over.pop(choice.index, None)
+        details = self._details(left_over) if left_over is not None else b',"logprobs":null'
+        finish = finish_name(choice.decoder.finish_reason)
+        self.out.append(
+            self._start
+            + b',"choices":[{"index":%d,"delta":{}' % choice.index
+            + details
+            + b',"finish_reason":%b,"stop_reason":%b}' % (encode(finish), encode(choice.decoder.stop_reason))
+            + self._event_end
+        )
+
+    def last(self, usage: TokenUsage) -> None:
+        if self._includes_usage:
+            self.out.append(self._start + b',"choices":[],"usage":' + encode(usage_fields(usage)) + b"}\n\n")
+
+    def _details(self, piece: TextPiece) -> bytes:
+        logprobs = b"null"
+        if self._shows_logprobs and piece.logprobs:
+            logprobs = encode({"content": chat_logprobs(self._pipeline, piece.logprobs), "refusal": None})
+        ids = b',"token_ids":' + encode(piece.token_ids) if self._shows_ids else b""
+        return b',"logprobs":' + logprobs + ids
+
+
+class ChatAnswer:
+    """One chat completion body."""
+
+    def __init__(
+        self, head: Head, body: ChatCompletionBody, pipeline: TextPipeline, prompt: PromptRun
+    ) -> None:
+        self._head = head
+        self._body = body
+        self._pipeline = pipeline
+        self._prompt = prompt
+        self._pieces: list[list[TextPiece]] = [[] for _ in prompt.choices]
+
+    def begin(self, prompt: PromptRun) -> None:
+        pass
+
+    def piece(self, choice: Choice, piece: TextPiece) -> None:
+        self._pieces[choice.index].append(piece)
+
+    def end(self, choice: Choice) -> None:
+        pass
+
+    def body(self, usage: TokenUsage) -> dict[str, Any]:
+        body = self._head.fields()
+        body["choices"] = [self._choice(choice) for choice in self._prompt.choices]
+        body["usage"] = usage_fields(usage)
+        if self._body.return_token_ids:
+            body["prompt_token_ids"] = list(self._prompt.request.prompt_token_ids)
+        if self._body.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprob_fields(self._pipeline, self._prompt.prompt_logprobs)
+        return body
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        pieces = self._pieces[choice.index]
+        text = "".join(piece.text for piece in pieces)
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finish_name(choice.decoder.finish_reason),
+            "stop_reason": choice.decoder.stop_reason,
+        }
+        if self._body.logprobs:
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            shown["logprobs"] = {"content": chat_logprobs(self._pipeline, entries), "refusal": None}
+        if self._body.return_token_ids:
+            shown["token_ids"] = [token_id for piece in pieces for token_id in piece.token_ids]
+        return shown

@@ -1,0 +1,352 @@
+"""`POST /v1/completions`: plain prompts, as texts or ids, one or many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from footplate.engine.errors import InvalidRequest
+from footplate.engine.text.choice import ChoiceDecoder, TextPiece
+from footplate.engine.text.detokenizer import Detokenizer, TokenTexts
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import EngineRequest, ModelCard, SamplingParams, TokenLogprob, TokenUsage
+from footplate.platform.errors import UnsupportedParameter
+from footplate.platform.generation import Choice, PromptRun
+from footplate.platform.http.chat import LARGE_TEXT_CHARACTERS, refuse_absurd
+from footplate.platform.http.frames import (
+    Head,
+    encode,
+    finish_name,
+    finite,
+    prompt_logprob_fields,
+    usage_fields,
+)
+from footplate.platform.http.gateway import Gateway
+from footplate.platform.http.parameters import (
+    allowed_tokens,
+    cache_scope,
+    check_stream_options,
+    sampling_params,
+)
+from footplate.platform.http.schemas import MAX_PROMPTS, CompletionBody, parse_body
+from footplate.platform.http.streaming import BodyResponse, StreamResponse
+from footplate.platform.ports import Principal
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    ids: list[int]
+    text: str | None  # None when the client sent ids
+
+
+async def create_completion(gateway: Gateway, request: Request) -> Response:
+    """The steps of one request: authenticate, parse, tokenise, validate, submit, answer."""
+    principal = await gateway.authenticate(request)
+    body = parse_body(CompletionBody, await request.body())
+    _check(body)
+    card, pipeline = await gateway.model(body.model)
+    prompts = await _read_prompts(pipeline, card, body)
+    head = Head.new("cmpl-", "text_completion", card, body.service_tier)
+    runs = _prompt_runs(prompts, body, card, pipeline, principal, head)
+    run = gateway.run(card, runs)
+    if body.stream:
+        return StreamResponse(run, CompletionStream(head, body, pipeline))
+    return BodyResponse(run, CompletionAnswer(head, body, pipeline, runs))
+
+
+def _check(body: CompletionBody) -> None:
+    check_stream_options(body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise UnsupportedParameter("best_of is not supported; it may only equal n.", "best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens may be 0 only with echo.", "max_tokens")
+    if body.echo and body.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "Use logprobs with echo; prompt_logprobs is for answers without it.", "prompt_logprobs"
+        )
+
+
+async def _read_prompts(pipeline: TextPipeline, card: ModelCard, body: CompletionBody) -> list[_Prompt]:
+    given = body.prompt
+    if isinstance(given, str):
+        texts: list[str] = [given]
+    elif given and isinstance(given[0], str):
+        texts = [text for text in given if isinstance(text, str)]
+    else:
+        return _prompts_of_ids(pipeline, card, given)
+    if len(texts) > MAX_PROMPTS:
+        raise InvalidRequest(f"At most {MAX_PROMPTS} prompts are allowed in one request.", "prompt")
+    if not all(texts):
+        raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
+    add_special_tokens = body.add_special_tokens is not False
+
+    def work() -> list[_Prompt]:
+        prompts = []
+        for text in texts:
+            refuse_absurd(pipeline, card, text, "prompt")
+            prompts.append(_Prompt(pipeline.encode(text, add_special_tokens), text))
+        return prompts
+
+    is_large = sum(map(len, texts)) > LARGE_TEXT_CHARACTERS
+    prompts = await asyncio.to_thread(work) if is_large else work()
+    if not all(prompt.ids for prompt in prompts):
+        raise InvalidRequest("The prompt makes no tokens; it needs at least one.", "prompt")
+    return prompts
+
+
+def _prompts_of_ids(pipeline: TextPipeline, card: ModelCard, given: Sequence[Any]) -> list[_Prompt]:
+    lists: list[list[int]] = list(given) if given and isinstance(given[0], list) else [list(given)]
+    if len(lists) > MAX_PROMPTS:
+        raise InvalidRequest(f"At most {MAX_PROMPTS} prompts are allowed in one request.", "prompt")
+    for ids in lists:
+        if not ids:
+            raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
+        if not (min(ids) >= 0 and max(ids) < card.vocab_size):
+            raise InvalidRequest(f"The prompt holds a token id outside 0 to {card.vocab_size - 1}.", "prompt")
+    return [_Prompt(ids, None) for ids in lists]
+
+
+def _prompt_runs(
+    prompts: Sequence[_Prompt],
+    body: CompletionBody,
+    card: ModelCard,
+    pipeline: TextPipeline,
+    principal: Principal,
+    head: Head,
+) -> list[PromptRun]:
+    scope = cache_scope(principal, body.cache_salt)
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    prompt_logprobs = body.logprobs if body.echo else body.prompt_logprobs
+    num_choices = body.n or 1
+    if len(prompts) * num_choices > MAX_PROMPTS:
+        raise InvalidRequest(f"At most {MAX_PROMPTS} answers are allowed in one request.", "n")
+    for prompt in prompts:
+        allowed_tokens(card, len(prompt.ids), asked, "prompt")
+    params = sampling_params(body, card, pipeline, asked, body.logprobs, prompt_logprobs)
+    runs = []
+    for number, prompt in enumerate(prompts):
+        request = EngineRequest(
+            f"{head.id}-{number}",
+            prompt.ids,
+            params,
+            cache_scope=scope,
+            tenant=principal.tenant_id,
+            priority=body.priority or 0,
+        )
+        choices = [
+            Choice(number * num_choices + index, _decoder(pipeline, params, body))
+            for index in range(num_choices)
+        ]
+        runs.append(PromptRun(request, choices, prompt.text))
+    return runs
+
+
+def _decoder(pipeline: TextPipeline, params: SamplingParams, body: CompletionBody) -> ChoiceDecoder:
+    # Evaluation harnesses score the echoed prompt by cutting the last entry off as the one generated token's,
+    # so that token has an entry even when it is a hidden EOS.
+    return pipeline.choice_decoder(params, keeps_end_entry=bool(body.echo))
+
+
+class _Logprobs:
+    """One choice's logprob lists, with the place of each token in the text."""
+
+    def __init__(self, pipeline: TextPipeline, texts: TokenTexts) -> None:
+        self._pipeline = pipeline
+        self._decoder = Detokenizer(texts)
+        self._position = 0
+
+    def echo(self, prompt: PromptRun, num_prefix_tokens: int) -> dict[str, Any]:
+        """Entries of the prompt; the first has no logprob, since nothing comes before it.
+
+        The first `num_prefix_tokens` stand in front of the client's own text and take no place in it.
+        """
+        lists = _empty_lists()
+        entries = prompt.prompt_logprobs or (None,) * len(prompt.request.prompt_token_ids)
+        for number, (token_id, entry) in enumerate(
+            zip(prompt.request.prompt_token_ids, entries, strict=True)
+        ):
+            self._append(lists, token_id, entry, takes_place=number >= num_prefix_tokens)
+        self._position += len(self._decoder.flush())
+        return lists
+
+    def answer(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        lists = _empty_lists()
+        for entry in entries:
+            self._append(lists, entry.token_id, entry, takes_place=True)
+        return lists
+
+    def _append(
+        self, lists: dict[str, Any], token_id: int, entry: TokenLogprob | None, takes_place: bool
+    ) -> None:
+        text = self._pipeline.token_text
+        lists["tokens"].append(text(token_id))
+        lists["text_offset"].append(self._position)
+        if takes_place:
+            self._position += len(self._decoder.push(token_id))
+        if entry is None:
+            lists["token_logprobs"].append(None)
+            lists["top_logprobs"].append(None)
+            return
+        lists["token_logprobs"].append(finite(entry.logprob))
+        top = {text(other): finite(logprob) for other, logprob in reversed(entry.top)}
+        lists["top_logprobs"].append({**top, text(token_id): finite(entry.logprob)})
+
+
+def _empty_lists() -> dict[str, Any]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+class _Echoes:
+    """What both kinds of answer need to show prompts again."""
+
+    def __init__(self, body: CompletionBody, pipeline: TextPipeline) -> None:
+        self.body = body
+        self.pipeline = pipeline
+        self.logprobs: dict[int, _Logprobs] = {}
+
+    def begin(self, prompt: PromptRun) -> tuple[str, dict[int, dict[str, Any]]]:
+        """The prompt's text, and the logprob lists of its tokens by choice; both empty without echo."""
+        text, lists = "", {}
+        shows_logprobs = self.body.logprobs is not None
+        if self.body.echo:
+            text = self._text(prompt)
+        for choice in prompt.choices:
+            if shows_logprobs:
+                texts = self.pipeline.token_texts(
+                    skip_special_tokens=self.body.skip_special_tokens is not False
+                )
+                logprobs = self.logprobs[choice.index] = _Logprobs(self.pipeline, texts)
+                if self.body.echo:
+                    lists[choice.index] = logprobs.echo(prompt, self._num_prefix_tokens(prompt))
+        return text, lists
+
+    def _text(self, prompt: PromptRun) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self.pipeline.decode(prompt.request.prompt_token_ids, skip_special_tokens=False)
+
+    def _num_prefix_tokens(self, prompt: PromptRun) -> int:
+        prefix = self.pipeline.prefix_ids
+        ids = list(prompt.request.prompt_token_ids[: len(prefix)])
+        written = self.pipeline.decode(prefix, skip_special_tokens=False)
+        stands_in_text = prompt.text is None or (bool(written) and prompt.text.startswith(written))
+        return 0 if stands_in_text or ids != list(prefix) else len(prefix)
+
+
+class CompletionStream:
+    """Text completion chunks."""
+
+    def __init__(self, head: Head, body: CompletionBody, pipeline: TextPipeline) -> None:
+        self.out: list[bytes] = []
+        self._start = head.event_start() + b',"choices":['
+        self._usage_start = head.event_start()
+        self._echoes = _Echoes(body, pipeline)
+        self._includes_usage = body.include_usage
+        self._shows_ids = bool(body.return_token_ids)
+        self._is_plain = body.logprobs is None and not self._shows_ids
+        self._event_end = b'],"usage":null}\n\n' if self._includes_usage else b"]}\n\n"
+        self._after = b',"logprobs":null,"finish_reason":null}' + self._event_end
+        self._before: dict[int, bytes] = {}
+        self._left_over: dict[int, TextPiece] = {}
+
+    def begin(self, prompt: PromptRun) -> None:
+        text, lists = self._echoes.begin(prompt)
+        for choice in prompt.choices:
+            self._before[choice.index] = self._start + b'{"index":%d,"text":' % choice.index
+            if text or self._shows_ids:
+                extra = b',"logprobs":' + encode(lists.get(choice.index))
+                if self._shows_ids:
+                    extra += b',"prompt_token_ids":' + encode(list(prompt.request.prompt_token_ids))
+                self._event(choice, text, extra + b',"finish_reason":null}')
+
+    def piece(self, choice: Choice, piece: TextPiece) -> None:
+        if not piece.text:
+            self._left_over[choice.index] = piece
+        elif self._is_plain:
+            self.out += (self._before[choice.index], encode(piece.text), self._after)
+        else:
+            self._event(choice, piece.text, self._details(choice, piece) + b',"finish_reason":null}')
+
+    def end(self, choice: Choice) -> None:
+        left_over = self._left_over.pop(choice.index, None)
+        details = self._details(choice, left_over) if left_over is not None else b',"logprobs":null'
+        finish = encode(finish_name(choice.decoder.finish_reason))
+        stop = encode(choice.decoder.stop_reason)
+        self._event(choice, "", details + b',"finish_reason":%b,"stop_reason":%b}' % (finish, stop))
+
+    def last(self, usage: TokenUsage) -> None:
+        if self._includes_usage:
+            fields = encode(usage_fields(usage))
+            self.out.append(self._usage_start + b',"choices":[],"usage":' + fields + b"}\n\n")
+
+    def _event(self, choice: Choice, text: str, rest: bytes) -> None:
+        self.out += (self._before[choice.index], encode(text), rest, self._event_end)
+
+    def _details(self, choice: Choice, piece: TextPiece) -> bytes:
+        logprobs = self._echoes.logprobs.get(choice.index)
+        shown = encode(logprobs.answer(piece.logprobs)) if logprobs and piece.logprobs else b"null"
+        ids = b',"token_ids":' + encode(piece.token_ids) if self._shows_ids else b""
+        return b',"logprobs":' + shown + ids
+
+
+class CompletionAnswer:
+    """One text completion body."""
+
+    def __init__(
+        self, head: Head, body: CompletionBody, pipeline: TextPipeline, prompts: Sequence[PromptRun]
+    ) -> None:
+        self._head = head
+        self._prompts = prompts
+        self._echoes = _Echoes(body, pipeline)
+        self._pieces: dict[int, list[TextPiece]] = {
+            choice.index: [] for prompt in prompts for choice in prompt.choices
+        }
+        self._echoed: dict[int, tuple[str, dict[str, Any] | None]] = {}
+
+    def begin(self, prompt: PromptRun) -> None:
+        text, lists = self._echoes.begin(prompt)
+        for choice in prompt.choices:
+            self._echoed[choice.index] = (text, lists.get(choice.index))
+
+    def piece(self, choice: Choice, piece: TextPiece) -> None:
+        self._pieces[choice.index].append(piece)
+
+    def end(self, choice: Choice) -> None:
+        pass
+
+    def body(self, usage: TokenUsage) -> dict[str, Any]:
+        body = self._head.fields()
+        body["choices"] = [
+            self._choice(prompt, choice) for prompt in self._prompts for choice in prompt.choices
+        ]
+        body["usage"] = usage_fields(usage)
+        return body
+
+    def _choice(self, prompt: PromptRun, choice: Choice) -> dict[str, Any]:
+        pieces = self._pieces[choice.index]
+        text, lists = self._echoed[choice.index]
+        logprobs = self._echoes.logprobs.get(choice.index)
+        if logprobs is not None:
+            answer = logprobs.answer([entry for piece in pieces for entry in piece.logprobs])
+            lists = {name: (lists or _empty_lists())[name] + answer[name] for name in answer}
+        request = self._echoes.body
+        shown: dict[str, Any] = {
+            "index": choice.index,
+            "text": text + "".join(piece.text for piece in pieces),
+            "logprobs": lists,
+            "finish_reason": finish_name(choice.decoder.finish_reason),
+            "stop_reason": choice.decoder.stop_reason,
+        }
+        if request.return_token_ids:
+            shown["token_ids"] = [token_id for piece in pieces for token_id in piece.token_ids]
+            shown["prompt_token_ids"] = list(prompt.request.prompt_token_ids)
+        if request.prompt_logprobs is not None:
+            shown["prompt_logprobs"] = prompt_logprob_fields(self._echoes.pipeline, prompt.prompt_logprobs)
+        return shown

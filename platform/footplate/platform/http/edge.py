@@ -1,0 +1,132 @@
+"""The outermost layer: request ids, timing, body limits, and an answer for every failure. Plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import structlog
+
+from footplate.platform.errors import BodyTooLarge, BodyTooSlow
+from footplate.platform.http.errors import api_error
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 16 << 20
+MAX_BODY_SECONDS = 60.0
+
+_log = structlog.get_logger("footplate.edge")
+
+
+class Edge:
+    """Wraps an ASGI app. Every HTTP response gets `x-request-id` and `openai-processing-ms`.
+
+    An exception that reaches this layer before the response has begun becomes an error answer; later ones end
+    the connection. Logs name the exception's class, never its text: texts can quote what a client sent.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        max_body_s: float = MAX_BODY_SECONDS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+        self._max_body_s = max_body_s
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(send, self._clock)
+        scope["footplate.request_id"] = exchange.request_id
+        body = _BoundedBody(receive, _content_length(scope), self._max_body_bytes, self._max_body_s)
+        try:
+            await self._app(scope, body.receive, exchange.send)
+        except Exception as error:
+            answer = api_error(error)
+            if answer.status >= 500:
+                _log.error(
+                    "request failed",
+                    request_id=exchange.request_id,
+                    path=scope.get("route_path", ""),
+                    error=type(error).__name__,
+                )
+            if exchange.has_begun:
+                raise ConnectionAbortedError("the answer broke off") from None
+            await answer.response()(scope, receive, exchange.send)
+
+
+class _Exchange:
+    """One response: its id and its clock."""
+
+    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
+        self.request_id = "req_" + secrets.token_hex(12)
+        self.has_begun = False
+        self._send = send
+        self._clock = clock
+        self._begin = clock()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            elapsed_ms = round((self._clock() - self._begin) * 1000)
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.request_id.encode()),
+                (b"openai-processing-ms", b"%d" % elapsed_ms),
+            ]
+        await self._send(message)
+
+
+class _BoundedBody:
+    """A request's body that raises once it is too large or too slow, before more of it is read."""
+
+    def __init__(self, receive: Receive, announced: int | None, max_bytes: int, max_s: float) -> None:
+        self._receive = receive
+        self._announced = announced
+        self._max_bytes = max_bytes
+        self._max_s = max_s
+        self._num_bytes = 0
+        self._deadline: float | None = None
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        if self._is_complete:
+            return await self._receive()
+        if self._announced is not None and self._announced > self._max_bytes:
+            raise self._too_large()
+        loop = asyncio.get_running_loop()
+        if self._deadline is None:
+            self._deadline = loop.time() + self._max_s
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(f"The body did not arrive within {self._max_s:g} s.") from None
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            if self._num_bytes > self._max_bytes:
+                raise self._too_large()
+            self._is_complete = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than {self._max_bytes} bytes.")
+
+
+def _content_length(scope: Scope) -> int | None:
+    for name, value in scope.get("headers", ()):
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None

@@ -1,0 +1,167 @@
+"""The only place where an exception becomes a status, and the one shape that all errors have.
+
+    {"error": {"message", "type", "param", "code"}}
+
+Messages come from our own exceptions or stand here; nothing of a request's content, and no text of an unknown
+exception, goes into them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from footplate.engine.errors import (
+    EngineDead,
+    EngineError,
+    EngineOverloaded,
+    InvalidRequest,
+    LoadError,
+    RequestTooLarge,
+)
+from footplate.platform.errors import (
+    AuthenticationFailed,
+    BodyTooLarge,
+    BodyTooSlow,
+    ModelNotFound,
+    PermissionDenied,
+    PlatformError,
+    UnsupportedParameter,
+)
+
+_MAX_PARAM_CHARACTERS = 128
+_REQUEST = "invalid_request_error"
+_SERVER = "server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiError:
+    """An error as it goes over the wire."""
+
+    status: int
+    message: str
+    type: str = _REQUEST
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.body())
+
+    def response(self) -> Response:
+        return Response(self.encode(), self.status, dict(self.headers), media_type="application/json")
+
+
+def api_error(error: Exception) -> ApiError:
+    """The answer to an exception; an unknown one is a 500 that tells nothing."""
+    if isinstance(error, ValidationError):
+        return _from_validation(error)
+    if isinstance(error, InvalidRequest | UnsupportedParameter):
+        return _from_request(error)
+    if isinstance(error, EngineError):
+        return _from_engine(error)
+    if isinstance(error, PlatformError):
+        return _from_platform(error)
+    if isinstance(error, HTTPException):
+        return _from_framework(error)
+    return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
+
+
+def _from_request(error: InvalidRequest | UnsupportedParameter) -> ApiError:
+    if isinstance(error, UnsupportedParameter):
+        code = "unsupported_parameter"
+    elif isinstance(error, RequestTooLarge):
+        code = "context_length_exceeded"
+    else:
+        code = "invalid_value"
+    return ApiError(400, error.message, code=code, param=error.param)
+
+
+def _from_engine(error: EngineError) -> ApiError:
+    if isinstance(error, EngineOverloaded):
+        after = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        return ApiError(503, error.message, _SERVER, "server_is_overloaded", headers=after)
+    if isinstance(error, EngineDead):
+        message = "The model's replica stopped before the answer was complete; try again."
+        return ApiError(500, message, _SERVER, _SERVER)
+    if isinstance(error, LoadError):
+        return ApiError(500, "The model's tokenizer can't be loaded on this server.", _SERVER, _SERVER)
+    return ApiError(500, "The engine failed to answer this request.", _SERVER, _SERVER)
+
+
+def _from_platform(error: PlatformError) -> ApiError:
+    if isinstance(error, AuthenticationFailed):
+        challenge = {"www-authenticate": "Bearer"}
+        return ApiError(401, str(error), code="invalid_api_key", headers=challenge)
+    if isinstance(error, PermissionDenied):
+        return ApiError(403, str(error), code="permission_denied")
+    if isinstance(error, ModelNotFound):
+        return ApiError(404, str(error), code="model_not_found", param="model")
+    if isinstance(error, BodyTooLarge):
+        return ApiError(413, str(error), code="request_too_large", headers={"connection": "close"})
+    if isinstance(error, BodyTooSlow):
+        return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
+    return ApiError(500, "The server is not set up for this request.", _SERVER, _SERVER)
+
+
+def _from_framework(error: HTTPException) -> ApiError:
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return ApiError(404, "There is no such URL here.", code="unknown_url", headers=headers)
+    if error.status_code == 405:
+        message = "This URL does not answer this method."
+        return ApiError(405, message, code="method_not_allowed", headers=headers)
+    return ApiError(error.status_code, "The request can't be read as HTTP.", headers=headers)
+
+
+def _from_validation(error: ValidationError) -> ApiError:
+    """The first fault only: a small body can hold thousands of them."""
+    first = next(iter(error.errors(include_url=False, include_context=False, include_input=False)))
+    kind, message = str(first["type"]), str(first["msg"]).removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return ApiError(400, "The body is not valid JSON in UTF-8.", code="invalid_json")
+    param = _param(first["loc"])
+    if kind == "extra_forbidden":
+        message = "This parameter is not known, or not supported here."
+        return ApiError(400, message, code="unsupported_parameter", param=param)
+    if kind == "missing":
+        return ApiError(400, "This parameter is required.", code="missing_required_parameter", param=param)
+    if kind not in _SAFE_KINDS:
+        message = "This parameter has the wrong type or form."
+    return ApiError(400, f"{message}." if message[-1:] != "." else message, code="invalid_value", param=param)
+
+
+# Kinds whose sentences speak of the expectation only, never of what was sent.
+_SAFE_KINDS = frozenset(
+    {
+        *("value_error", "greater_than_equal", "less_than_equal", "greater_than", "less_than"),
+        *("int_type", "float_type", "string_type", "bool_type", "list_type", "dict_type", "tuple_type"),
+        *("finite_number", "literal_error", "too_long", "too_short", "string_too_long", "string_too_short"),
+        *("model_type", "model_attributes_type", "int_parsing_size", "string_unicode"),
+    }
+)
+
+# Parts of a location that name a branch of a type, not a field of the request.
+_BRANCHES = ("list[", "dict[", "function-", "constrained-", "json-", "nullable")
+_BRANCH_TYPES = frozenset({"str", "int", "float", "bool", "[key]"})
+
+
+def _param(location: tuple[int | str, ...]) -> str | None:
+    name = ""
+    for part in location[:6]:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part not in _BRANCH_TYPES and not part.startswith(_BRANCHES):
+            clean = part if part.isidentifier() else "?"
+            name += f".{clean}" if name else clean
+    return name[:_MAX_PARAM_CHARACTERS] or None

@@ -1,0 +1,41 @@
+"""What the endpoints share: the ports, the pipelines, the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import ModelCard
+from footplate.platform.access import INFERENCE_ROLES, authenticate
+from footplate.platform.generation import PromptRun, Run
+from footplate.platform.metrics import GatewayMetrics
+from footplate.platform.models import PipelineProvider, find_model
+from footplate.platform.ports import Authenticator, InferenceClient, Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The gateway's parts, as the endpoints need them."""
+
+    client: InferenceClient
+    authenticator: Authenticator
+    pipelines: PipelineProvider
+    metrics: GatewayMetrics
+    clock: Callable[[], float] = field(default=time.perf_counter)
+
+    async def authenticate(self, request: Request, roles: frozenset[str] = INFERENCE_ROLES) -> Principal:
+        """The caller. Raises AuthenticationFailed or PermissionDenied."""
+        return await authenticate(request.headers, self.authenticator, roles)
+
+    async def model(self, name: str) -> tuple[ModelCard, TextPipeline]:
+        """A served model and its text pipeline. Raises ModelNotFound or LoadError."""
+        card = find_model(self.client.models(), name)
+        return card, self.pipelines.loaded(card) or await self.pipelines.get(card)
+
+    def run(self, card: ModelCard, prompts: Sequence[PromptRun]) -> Run:
+        """A request's run, not yet begun."""
+        return Run(self.client, card.name, prompts, self.metrics.latencies(card.name), self.clock)

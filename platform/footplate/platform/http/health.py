@@ -1,0 +1,42 @@
+"""`GET /healthz` (alive) and `/readyz` (each dependency and its mode). Neither needs a key or tells secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.responses import JSONResponse, Response
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """One dependency's state: whether requests can be served with it as it is, and its mode in a word."""
+
+    is_ready: bool
+    mode: str
+
+
+ReadinessCheck = Callable[[], Awaitable[Readiness]]
+
+
+async def healthz() -> Response:
+    """The process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+async def readyz(checks: Mapping[str, ReadinessCheck]) -> Response:
+    """200 when everything is ready, else 503; a check that fails counts as not ready."""
+    states: dict[str, Readiness] = {}
+    for name, check in checks.items():
+        try:
+            states[name] = await check()
+        except Exception as error:
+            states[name] = Readiness(False, type(error).__name__)
+    is_ready = all(state.is_ready for state in states.values())
+    body = {
+        "status": "ready" if is_ready else "not_ready",
+        "dependencies": {
+            name: {"ready": state.is_ready, "mode": state.mode} for name, state in states.items()
+        },
+    }
+    return JSONResponse(body, 200 if is_ready else 503)

@@ -1,0 +1,125 @@
+"""From a request's body to what the engine is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from footplate.engine.errors import InvalidRequest, RequestTooLarge
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import ModelCard, SamplingParams
+from footplate.platform.http.schemas import GenerationBody
+from footplate.platform.ports import Principal
+
+
+def sampling_params(
+    body: GenerationBody,
+    card: ModelCard,
+    pipeline: TextPipeline,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """The engine's parameters.
+
+    Raises:
+        InvalidRequest: a token id is outside the vocabulary, or two parameters contradict each other.
+    """
+    if body.min_tokens and body.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {body.min_tokens}, above the {max_tokens} tokens allowed.", "min_tokens"
+        )
+    stop_token_ids = tuple(body.stop_token_ids or ())
+    allowed = tuple(body.allowed_token_ids or ())
+    _check_ids(stop_token_ids, card.vocab_size, "stop_token_ids")
+    _check_ids(allowed, card.vocab_size, "allowed_token_ids")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens or 0,
+        temperature=_given(body.temperature, 1.0),
+        top_p=_given(body.top_p, 1.0),
+        # A top-k as wide as the vocabulary cuts nothing off.
+        top_k=body.top_k if body.top_k is not None and body.top_k < card.vocab_size else 0,
+        min_p=_given(body.min_p, 0.0),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, 1.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, card.vocab_size),
+        allowed_token_ids=allowed,
+        bad_words_ids=pipeline.bad_words_ids([word for word in body.bad_words or () if word]),
+        n=body.n or 1,
+        seed=body.seed,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        stop=body.stops(),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+    )
+
+
+def allowed_tokens(card: ModelCard, num_prompt_tokens: int, asked: int | None, param: str) -> int:
+    """How many tokens an answer may have: what was asked, or what context and pool leave.
+
+    Raises:
+        RequestTooLarge: prompt and answer don't fit; `param` names the prompt.
+    """
+    room = min(card.max_model_len, card.kv_tokens)
+    wanted = 1 if asked is None else asked
+    if num_prompt_tokens + wanted > room:
+        limit = "context length" if card.max_model_len <= card.kv_tokens else "KV cache"
+        raise RequestTooLarge(
+            f"This model's {limit} is {room} tokens, but {num_prompt_tokens + wanted} were asked for "
+            f"({num_prompt_tokens} in the prompt, {wanted} for the answer). Shorten either.",
+            param,
+        )
+    return room - num_prompt_tokens if asked is None else asked
+
+
+def check_stream_options(body: GenerationBody) -> None:
+    """Raises InvalidRequest for options that have no stream to act on."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true.", "stream_options")
+    options = body.stream_options
+    if options is not None and options.include_obfuscation:
+        raise InvalidRequest(
+            "Obfuscation is not supported; leave it out.", "stream_options.include_obfuscation"
+        )
+    if options is not None and options.continuous_usage_stats:
+        raise InvalidRequest(
+            "Usage in every chunk is not supported; use include_usage.",
+            "stream_options.continuous_usage_stats",
+        )
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs can't be streamed.", "prompt_logprobs")
+
+
+def cache_scope(principal: Principal, cache_salt: str | None) -> bytes:
+    """The scope of cached blocks: the tenant's own, or with a salt a part of it, never anything outside."""
+    if cache_salt is None:
+        return principal.cache_scope
+    key = hashlib.blake2b(principal.cache_scope, digest_size=32).digest()
+    return hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _logit_bias(given: Mapping[str, float], vocab_size: int) -> Mapping[int, float]:
+    biases: dict[int, float] = {}
+    for text, bias in given.items():
+        # At most ten digits: int() of a long text takes quadratic time.
+        if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < vocab_size):
+            raise InvalidRequest(
+                f"A key of logit_bias is no token id; ids go from 0 to {vocab_size - 1}.", "logit_bias"
+            )
+        biases[int(text)] = float(bias)
+    return MappingProxyType(biases) if not biases else biases
+
+
+def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise InvalidRequest(f"{param} holds an id outside 0 to {vocab_size - 1}.", param)

@@ -1,0 +1,135 @@
+"""Answers of running generations: a server-sent stream or one body, both ended by the client's leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+from starlette.responses import Response
+
+from footplate.engine.types import TokenUsage
+from footplate.platform.generation import Run, Sink
+from footplate.platform.http.edge import Receive, Scope, Send
+from footplate.platform.http.errors import api_error
+
+DONE = b"data: [DONE]\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+_log = structlog.get_logger("footplate.edge")
+
+
+class StreamSink(Sink, Protocol):
+    """A sink that turns pieces into server-sent events, appended to `out` as parts of bytes."""
+
+    out: list[bytes]
+
+    def last(self, usage: TokenUsage) -> None:
+        """Append what comes after all choices have ended."""
+        ...
+
+
+class BodySink(Sink, Protocol):
+    """A sink that gathers pieces for one JSON body."""
+
+    def body(self, usage: TokenUsage) -> dict[str, Any]: ...
+
+
+class _RunResponse(Response, ABC):
+    """Runs the request when it is called, so that refusals still become plain error answers."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with until_disconnect(receive):
+                await self._run.open()
+                await self._answer(send)
+        finally:
+            await self._run.close()
+
+    @abstractmethod
+    async def _answer(self, send: Send) -> None: ...
+
+
+class BodyResponse(_RunResponse):
+    """The whole answer at once."""
+
+    def __init__(self, run: Run, sink: BodySink) -> None:
+        super().__init__(run)
+        self._sink = sink
+
+    async def _answer(self, send: Send) -> None:
+        await self._run.drain(self._sink)
+        body = msgspec.json.encode(self._sink.body(self._run.usage()))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class StreamResponse(_RunResponse):
+    """Server-sent events; all that is pending goes out in one send."""
+
+    def __init__(self, run: Run, sink: StreamSink) -> None:
+        super().__init__(run)
+        self._sink = sink
+
+    async def _answer(self, send: Send) -> None:
+        out = self._sink.out
+
+        async def flush() -> None:
+            if out:
+                body = b"".join(out)
+                out.clear()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS.copy()})
+        try:
+            await self._run.drain(self._sink, flush)
+            self._sink.last(self._run.usage())
+        except Exception as error:
+            _log.error("stream failed", error=type(error).__name__)
+            out.append(b"data: " + api_error(error).encode() + b"\n\n")
+        out.append(DONE)
+        await send({"type": "http.response.body", "body": b"".join(out)})
+
+
+@asynccontextmanager
+async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Run the block until it ends or the client leaves; then it is cancelled and nothing is raised.
+
+    The request's body must have been read. Cancelling costs nothing while tokens flow, where waiting for two
+    things at once would cost a task a token.
+    """
+    owner = asyncio.current_task()
+    assert owner is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                has_left = True
+                owner.cancel()
+                return
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        # Somebody else (a server that shuts down) may have cancelled too: then it stays cancelled.
+        if not has_left or owner.uncancel() > 0:
+            raise
+    finally:
+        watcher.cancel()

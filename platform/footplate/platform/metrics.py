@@ -1,0 +1,182 @@
+"""Latency histograms of the gateway, and the engine's counters, under the names that dashboards read.
+
+Recording is a bisection and three additions: it happens for each token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from footplate.engine.types import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LABELS = ("model_name", "engine")
+_FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
+_TOKEN_GAP_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    10,
+)
+_REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+# Requests are timed here, where it isn't known which replica answered.
+_GATEWAY_LABEL = "0"
+
+StatsSource = Callable[[], Mapping[tuple[str, str], EngineStats]]
+
+
+class Histogram:
+    """Counts by bucket. `bounds` are inclusive upper bounds, ascending, in seconds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Buckets as Prometheus wants them."""
+        running = 0
+        buckets = []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(running)))
+        return buckets
+
+
+class ModelLatencies:
+    """One model's latencies as its clients see them."""
+
+    __slots__ = ("first_token", "request", "token_gap")
+
+    def __init__(self) -> None:
+        self.first_token = Histogram(_FIRST_TOKEN_S)
+        self.token_gap = Histogram(_TOKEN_GAP_S)
+        self.request = Histogram(_REQUEST_S)
+
+
+class GatewayMetrics(Collector):
+    """All that `/metrics` tells. Belongs to one event loop."""
+
+    def __init__(self, stats: StatsSource) -> None:
+        self._stats = stats
+        self._latencies: dict[str, ModelLatencies] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def latencies(self, model: str) -> ModelLatencies:
+        """The histograms of a served model (never of a name a client made up)."""
+        found = self._latencies.get(model)
+        if found is None:
+            found = self._latencies[model] = ModelLatencies()
+        return found
+
+    def exposition(self) -> bytes:
+        """The text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield from _engine_families(self._stats())
+        yield from self._latency_families()
+
+    def _latency_families(self) -> Iterator[Metric]:
+        families = (
+            ("vllm:time_to_first_token_seconds", "Time to the first token", "first_token"),
+            ("vllm:inter_token_latency_seconds", "Time between tokens", "token_gap"),
+            ("vllm:e2e_request_latency_seconds", "Time of a whole request", "request"),
+        )
+        for name, text, attribute in families:
+            family = HistogramMetricFamily(name, text, labels=_LABELS)
+            for model, latencies in self._latencies.items():
+                histogram: Histogram = getattr(latencies, attribute)
+                family.add_metric([model, _GATEWAY_LABEL], histogram.cumulative(), histogram.total)
+            yield family
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:num_requests_running", "Requests in the running batch", lambda stats: stats.running),
+    ("vllm:num_requests_waiting", "Requests that wait", lambda stats: stats.waiting),
+    ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", lambda stats: stats.kv_usage),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache", lambda stats: stats.prefix_queries),
+    ("vllm:prefix_cache_hits", "Prompt tokens found in the cache", lambda stats: stats.prefix_hits),
+    ("vllm:num_preemptions", "Sequences preempted", lambda stats: stats.preemptions),
+    ("vllm:prompt_tokens", "Prompt tokens taken in", lambda stats: stats.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens generated", lambda stats: stats.generation_tokens),
+)
+
+
+def _engine_families(by_engine: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
+    for name, text, read in _GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        for labels, stats in by_engine.items():
+            gauge.add_metric(labels, read(stats))
+        yield gauge
+    for name, text, read in _COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        for labels, stats in by_engine.items():
+            counter.add_metric(labels, read(stats))
+        yield counter
+    finished = CounterMetricFamily(
+        "vllm:request_success", "Requests ended", labels=(*_LABELS, "finished_reason")
+    )
+    cache = GaugeMetricFamily(
+        "vllm:cache_config_info", "Shape of the KV cache", labels=(*_LABELS, "block_size", "num_gpu_blocks")
+    )
+    for labels, stats in by_engine.items():
+        for reason, count in stats.finished.items():
+            finished.add_metric([*labels, reason], count)
+        cache.add_metric([*labels, str(stats.block_size), str(stats.kv_blocks_total)], 1)
+    yield finished
+    yield cache
