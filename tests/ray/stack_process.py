@@ -1,0 +1,56 @@
+"""Runs the Serve stack with a scripted engine and the minimal app; the tests' child process.
+
+    python -m tests.ray.stack_process DATA_DIR PORT SOURCE
+
+Prints one JSON line when it answers, and stops when standard input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+
+from footplate.deployments.leftovers import wait_until
+from footplate.deployments.platform_run import PlatformRun, RunPlan
+from footplate.deployments.specs import ModelSpec
+from footplate.engine.config import EngineConfig
+
+LOADER = "footplate.deployments.scripted_engine:ScriptedEngine.load"
+APP = "tests.ray.minimal_app:build"
+
+
+def main(data_dir: str, port: str, source: str) -> None:
+    """Start, say so, wait for the end of standard input, stop."""
+    model = ModelSpec("scripted", source, EngineConfig(max_num_seqs=64, max_waiting=2), loader=LOADER)
+    plan = RunPlan(
+        data_dir=Path(data_dir),
+        port=int(port),
+        models=(model,),
+        database_url="",
+        redis_url="",
+        app_builder=APP,
+        drain_s=1.0,
+    )
+    run = PlatformRun(plan)
+    try:
+        run.start()
+        if not wait_until(lambda: _lists_model(run.base_url), 60, every_s=0.05):
+            raise SystemExit(f"the stack did not answer: {run.faults()}")
+        print(json.dumps({"url": run.base_url, "phases": run.clock.phases}), flush=True)
+        sys.stdin.read()
+    finally:
+        run.stop()
+
+
+def _lists_model(base_url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{base_url}/models", timeout=2) as response:
+            return json.load(response) == ["scripted"]
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

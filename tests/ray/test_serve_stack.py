@@ -1,0 +1,259 @@
+"""The road of the tokens on a real Serve: gateway, engine replica, channel, faults in between.
+
+One stack for the whole session, in a child process, on a port and a data folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from footplate.deployments.leftovers import find_processes, wait_until
+from footplate.deployments.ports import find_free_port
+from footplate.deployments.run_paths import RunPaths
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+STEP_S = 0.05
+# Beside the two steps: the client's socket, HAProxy and two event loops on busy cores.
+SLACK_S = 0.25
+
+
+@dataclass
+class Stack:
+    """What the tests know of the running child."""
+
+    url: str
+    journal: Path
+    paths: RunPaths
+    used: set[str] = field(default_factory=set)
+
+    def post(self, timeout_s: float = 20, **body: Any) -> Any:
+        data = json.dumps({"model": "scripted", "prompt": [1, 2], **body}).encode()
+        return urllib.request.urlopen(
+            urllib.request.Request(f"{self.url}/generate", data=data), timeout=timeout_s
+        )
+
+    def events(self, request_id: str) -> dict[str, float]:
+        """When each event of a request happened at the engine, by name."""
+        lines = self.journal.read_text().splitlines() if self.journal.exists() else []
+        found = (json.loads(line) for line in lines)
+        return {event["event"]: event["at"] for event in found if event["request_id"] == request_id}
+
+    def await_event(self, request_id: str, event: str, timeout_s: float = 10) -> float:
+        assert wait_until(lambda: event in self.events(request_id), timeout_s), self.events(request_id)
+        return self.events(request_id)[event]
+
+    def engine_pids(self) -> list[int]:
+        """Replica processes of the model's application; the gateway's title names another deployment."""
+        return [pid for pid in find_processes(self.paths.mark, str(self.paths.run_dir)) if is_engine(pid)]
+
+
+def is_engine(pid: int) -> bool:
+    try:
+        return b"ServeReplica:scripted:Engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    data_dir = tmp_path_factory.mktemp("stack")
+    journal = data_dir / "journal"
+    command = [sys.executable, "-m", "tests.ray.stack_process", str(data_dir), str(find_free_port())]
+    source = f"scripted:step_ms={STEP_S * 1000},journal={journal}"
+    with open(data_dir / "output", "wb") as output:
+        child = subprocess.Popen(
+            [*command, source],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+        )
+        assert child.stdout is not None and child.stdin is not None
+        line = child.stdout.readline()
+        assert line, (data_dir / "output").read_text()[-2000:]
+        paths = RunPaths.of(data_dir)
+        yield Stack(json.loads(line)["url"], journal, paths)
+        child.stdin.close()
+        child.wait(timeout=30)
+        child.stdout.close()
+    assert child.returncode == 0, (data_dir / "output").read_text()[-2000:]
+    # A stop leaves nothing behind: no process, no socket.
+    assert find_processes(paths.mark, str(paths.run_dir)) == []
+    assert not paths.run_dir.exists()
+
+
+def events_of(response: Any) -> list[Any]:
+    return [line[6:] for line in response.read().decode().splitlines() if line.startswith("data: ")]
+
+
+def test_a_stream_brings_every_token_once_and_in_order(stack: Stack) -> None:
+    with stack.post(max_tokens=10) as response:
+        events = events_of(response)
+    assert [json.loads(event)["id"] for event in events[:-1]] == list(range(300, 310))
+    assert events[-1] == "[DONE]"
+
+
+def test_many_streams_at_once_keep_apart(stack: Stack) -> None:
+    counts: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        with stack.post(max_tokens=number, n=2) as response:
+            events = [json.loads(event) for event in events_of(response)[:-1]]
+        counts[number] = [sum(event["index"] == index for event in events) for index in (0, 1)]
+
+    run_all([lambda number=number: ask(number) for number in range(1, 25)])
+    assert counts == {number: [number, number] for number in range(1, 25)}
+
+
+def test_a_refusal_comes_before_any_header(stack: Stack) -> None:
+    for body, status, kind in (
+        ({"prompt": []}, 400, "InvalidRequest"),
+        ({"max_tokens": 5000}, 400, "InvalidRequest"),
+        ({"model": "nobody"}, 503, "EngineDead"),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            stack.post(**body)
+        with caught.value as error:
+            assert (error.code, json.load(error)["type"]) == (status, kind)
+
+
+def test_a_full_engine_refuses_before_any_header(stack: Stack) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        try:
+            with stack.post(max_tokens=20) as response:
+                response.read()
+                statuses.append(200)
+        except urllib.error.HTTPError as error:
+            with error:
+                statuses.append(error.code)
+
+    run_all([ask] * 70)
+    # 64 run and 2 wait; which of the 70 come late depends on the machine.
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 66
+
+
+def test_a_client_that_goes_away_mid_stream_ends_its_generation_within_two_steps(stack: Stack) -> None:
+    connection, received = open_stream(stack, "gone-mid-stream")
+    assert b'"id": 300' in received
+    left_at = time.monotonic()
+    connection.close()
+    assert stack.await_event("gone-mid-stream", "abort") - left_at < 2 * STEP_S + SLACK_S
+
+
+def test_a_client_that_goes_away_before_the_first_token_leaves_nothing_running(stack: Stack) -> None:
+    connection = send_request(stack, "gone-early")
+    stack.await_event("gone-early", "add")
+    left_at = time.monotonic()
+    connection.close()
+    assert stack.await_event("gone-early", "abort") - left_at < 2 * STEP_S + SLACK_S
+
+
+def test_a_killed_replica_ends_its_streams_with_an_error_and_is_replaced(stack: Stack) -> None:
+    (pid,) = stack.engine_pids()
+    with stack.post(id="cut", max_tokens=1000) as response:
+        assert response.readline().startswith(b"data: ")
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        events = events_of(response)
+    assert time.monotonic() - killed_at < 2.0
+    assert "lost" in json.loads(events[-2])["error"]
+    assert events[-1] == "[DONE]"
+    # Requests made meanwhile wait for the new replica.
+    with stack.post(max_tokens=3) as response:
+        assert len(events_of(response)) == 4
+    assert stack.engine_pids() != [pid]
+
+
+def test_a_frozen_replica_ends_its_streams_in_seconds(stack: Stack) -> None:
+    (pid,) = stack.engine_pids()
+    with stack.post(id="frozen", max_tokens=1000, timeout_s=30) as response:
+        assert response.readline().startswith(b"data: ")
+        os.kill(pid, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        try:
+            events = events_of(response)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    assert time.monotonic() - stopped_at < 8.0
+    assert "silent" in json.loads(events[-2])["error"]
+    with stack.post(max_tokens=3) as response:
+        assert len(events_of(response)) == 4
+
+
+def test_statistics_of_the_replica_reach_the_gateway(stack: Stack) -> None:
+    def seen() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{stack.url}/stats", timeout=5) as response:
+            return dict(json.load(response))
+
+    with stack.post(max_tokens=2) as response:
+        response.read()
+    assert wait_until(lambda: seen().get("scripted/0", [0, 0, {}])[1] > 0, 5), seen()
+
+
+def test_only_loopback_is_bound_by_http_listeners(stack: Stack) -> None:
+    listening = {address for pid, address in listeners() if program(pid) == "haproxy"}
+    assert listening
+    assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}
+
+
+def run_all(jobs: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+
+def send_request(stack: Stack, request_id: str) -> socket.socket:
+    host, port = stack.url.removeprefix("http://").split(":")
+    body = json.dumps({"id": request_id, "model": "scripted", "prompt": [1], "max_tokens": 1000}).encode()
+    head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(head + body)
+    return connection
+
+
+def open_stream(stack: Stack, request_id: str) -> tuple[socket.socket, bytes]:
+    connection = send_request(stack, request_id)
+    received = b""
+    while b"data: " not in received:
+        received += connection.recv(65536)
+    return connection, received
+
+
+def listeners() -> Iterator[tuple[int, str]]:
+    output = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
+    for line in output.splitlines():
+        address = line.split()[3]
+        for part in line.split("pid=")[1:]:
+            yield int(part.split(",")[0]), address
+
+
+def program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
