@@ -160,8 +160,11 @@ class ScriptedEngine:
 
     def _loop(self) -> None:
         step_s = self._script.step_ms / 1000
+        due = 0.0
         while not self._is_over:
-            self._beat_at = started = time.monotonic()
+            self._beat_at = now = time.monotonic()
+            # Late steps are made up for, so that the pace holds on a busy machine; a long halt is not.
+            due = max(due + step_s, now - 10 * step_s)
             if not self._running:
                 self._work.clear()
                 if not self._running:
@@ -170,7 +173,7 @@ class ScriptedEngine:
             deltas = self._step()
             if deltas:
                 self._deliver(deltas)
-            time.sleep(max(0.0, started + step_s - time.monotonic()))
+            time.sleep(max(0.0, due - time.monotonic()))
         self._end_all()
 
     def _step(self) -> list[SequenceDelta]:

@@ -31,6 +31,9 @@ class HubLimits:
     silence_s: float = 5.0  # no frame at all from a replica that owes tokens
     stuck_s: float = 60.0  # the replica answers, but its step loop gave no sign of life for so long
     check_every_s: float = 0.25
+    # A reader is woken at most this often: a first token and all slower ones pass at once, faster ones share a
+    # write. Each write costs two trips through the kernel here and in the proxy, more than all else together.
+    min_wake_gap_s: float = 0.010
 
 
 class TokenStream:
@@ -41,6 +44,7 @@ class TokenStream:
         "_open",
         "_pending",
         "_waiter",
+        "_woken_at",
         "accepted",
         "failure",
         "link",
@@ -53,6 +57,7 @@ class TokenStream:
         self._open = set(range(num_choices))
         self._pending: list[SequenceDelta] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._woken_at = float("-inf")
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failure: EngineError | None = None
         self.link: EngineLink | None = None
@@ -114,11 +119,15 @@ class TokenStream:
                 self._settle()
         elif len(pending) > self._hub.limits.max_pending_deltas:
             self._overflow()
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiter is not None and not self._hub.hold(self, self._woken_at):
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the reader have what is pending, if it waits."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            self._woken_at = self._hub.clock()
+            waiter.set_result(None)
 
     def _overflow(self) -> None:
         # The reader doesn't read. What it has not taken is thrown away with the rest of the generation.
@@ -136,9 +145,7 @@ class TokenStream:
         self._hub.forget(self)
         if not self.accepted.done():
             self.accepted.set_result(None)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-        self._waiter = None
+        self.wake()
 
 
 class EngineLink(asyncio.Protocol):
@@ -265,6 +272,7 @@ class TokenHub:
         self._next_id = 1
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._held: set[TokenStream] = set()
 
     async def start(self, address: str) -> None:
         """Listen at `unix:/path` or `tcp:host:port`; `self.address` is then what engines dial."""
@@ -306,6 +314,20 @@ class TokenHub:
             link.streams[stream_id] = stream
             if not stream.accepted.done():
                 stream.accepted.set_result(None)
+
+    def hold(self, stream: TokenStream, woken_at: float) -> bool:
+        """Whether a reader was woken too recently; it is then woken with all others that are held."""
+        if self.clock() - woken_at >= self.limits.min_wake_gap_s:
+            return False
+        if not self._held:
+            asyncio.get_running_loop().call_later(self.limits.min_wake_gap_s, self._wake_held)
+        self._held.add(stream)
+        return True
+
+    def _wake_held(self) -> None:
+        held, self._held = self._held, set()
+        for stream in held:
+            stream.wake()
 
     def forget(self, stream: TokenStream) -> None:
         """Drop a finished stream from all tables."""
