@@ -72,8 +72,8 @@ class CpuOps:
             q_norm, k_norm, eps = qk_norm[0].data_ptr(), qk_norm[1].data_ptr(), qk_norm[2]
         self.library.fp_rope_and_cache(
             qkv.data_ptr(),
-            self._layer(spec, kv),
-            self._sequences_of(batch),
+            self.cache_layer(spec, kv),
+            self.sequences_of(batch),
             cos_sin.data_ptr(),
             q_norm,
             k_norm,
@@ -91,7 +91,7 @@ class CpuOps:
     ) -> torch.Tensor:
         out = torch.empty((q.shape[0], spec.num_heads * spec.head_dim))
         status = self.library.fp_attention(
-            q.data_ptr(), self._layer(spec, kv), self._sequences_of(batch), out.data_ptr()
+            q.data_ptr(), self.cache_layer(spec, kv), self.sequences_of(batch), out.data_ptr()
         )
         if status:
             raise MemoryError(f"attention: no memory for {q.shape[0]} rows (status {status})")
@@ -105,7 +105,7 @@ class CpuOps:
         )
         return out
 
-    def _layer(self, spec: AttentionSpec, kv: tuple[torch.Tensor, torch.Tensor]) -> CacheLayer:
+    def cache_layer(self, spec: AttentionSpec, kv: tuple[torch.Tensor, torch.Tensor]) -> CacheLayer:
         """The layer's description for C, made once: a key tensor stands for one layer of one pool."""
         known = self._layers.get(id(kv[0]))
         if known is not None and known[0] is spec and known[1][0] is kv[0] and known[1][1] is kv[1]:
@@ -132,7 +132,7 @@ class CpuOps:
         self._layers[id(keys)] = (spec, kv, layer)
         return layer
 
-    def _sequences_of(self, batch: AttentionBatch) -> ctypes._Pointer[Sequences]:
+    def sequences_of(self, batch: AttentionBatch) -> ctypes._Pointer[Sequences]:
         """The batch's description for C, made once a step: the batch object stands for one step."""
         if self._batch is not batch:
             self._batch = batch

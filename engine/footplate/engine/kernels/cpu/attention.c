@@ -4,7 +4,7 @@
  * walks the context in chunks of CHUNK keys. A chunk's softmax sums are made by themselves and then merged in order
  * (online softmax, arXiv:2205.14135), with chunk borders at fixed positions of the context. So a row's result does
  * not depend on its tile, on how the prompt was cut into steps, or on who computed it. */
-#include "attention.h"
+#include "kernels.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -97,32 +97,35 @@ static void score_keys(tile_state *tile, const float *keys, int count, int size,
     }
 }
 
-/* Turns a row's scores of one chunk into weights, and notes their maximum and sum. */
-static void soften_row(tile_state *tile, const fp_layer *layer, int row, int border) {
+/* score * scale, soft-capped, and -infinity for columns the row does not see. */
+INLINE f32x8 final_score(const fp_layer *layer, f32x8 score, int column, int begin, int end) {
+    const i32x8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    i32x8 columns = lanes + column;
+    score *= splat8(layer->scale);
+    if (layer->soft_cap > 0)
+        score = splat8(layer->soft_cap) * tanh8(score / splat8(layer->soft_cap));
+    return select8((columns >= begin) & (columns < end), score, splat8(-INFINITY));
+}
+
+/* Turns a row's scores into weights, and notes their maximum and sum. `from` and `to` are the tile's columns,
+ * widened to whole vectors; those the row does not see get weight 0, which changes no sum. */
+static void soften_row(tile_state *tile, const fp_layer *layer, int row, int border, int from, int to) {
     float *scores = tile->scores[row];
     int begin = tile->begin[row] - border, end = tile->end[row] - border;
-    begin = begin < 0 ? 0 : begin;
-    end = end > CHUNK ? CHUNK : end;
     tile->part_total[row] = 0;
     tile->part_largest[row] = -INFINITY;
-    if (begin >= end) {
-        memset(scores, 0, CHUNK * sizeof(float)); /* weights of keys that only other rows see */
+    if (begin >= to || end <= from) {
+        memset(scores + from, 0, (size_t)(to - from) * sizeof(float));
         return;
     }
-    for (int i = 0; i < CHUNK; i++)
-        scores[i] = i >= begin && i < end ? scores[i] * layer->scale : -INFINITY;
     f32x8 largest = splat8(-INFINITY), total = splat8(0);
-    for (int i = 0; i < CHUNK; i += LANES) {
-        f32x8 score = load8(scores + i);
-        if (layer->soft_cap > 0) {
-            f32x8 capped = splat8(layer->soft_cap) * tanh8(score / splat8(layer->soft_cap));
-            score = select8(score == splat8(-INFINITY), score, capped);
-            store8(scores + i, score);
-        }
+    for (int i = from; i < to; i += LANES) {
+        f32x8 score = final_score(layer, load8(scores + i), i, begin, end);
+        store8(scores + i, score);
         largest = max8(score, largest);
     }
     float peak = largest8(largest);
-    for (int i = 0; i < CHUNK; i += LANES) {
+    for (int i = from; i < to; i += LANES) {
         f32x8 weight = exp8(load8(scores + i) - splat8(peak));
         store8(scores + i, weight);
         total += weight;
@@ -216,8 +219,9 @@ static void attend_chunk(tile_state *tile, const fp_layer *layer, const int32_t 
                          int end) {
     int border = first / CHUNK * CHUNK;
     walk_blocks(tile, layer, layer->keys, table, kv_head, first, end, score_keys);
+    int from = (first - border) / LANES * LANES, to = (end - border + LANES - 1) / LANES * LANES;
     for (int row = 0; row < tile->num_rows; row++)
-        soften_row(tile, layer, row, border);
+        soften_row(tile, layer, row, border, from, to);
     memset(tile->part, 0, (size_t)(tile->num_rows * layer->head_dim) * sizeof(float));
     walk_blocks(tile, layer, layer->values, table, kv_head, first, end, weigh_values);
     merge_rows(tile, layer->head_dim);

@@ -1,5 +1,6 @@
 /* Norms and gates over rows of float32. Small calls stay on the caller's thread: waking others costs more. */
 #include "rows.h"
+#include "kernels.h"
 #include "threads.h"
 
 #define VALUES_PER_TASK 16384

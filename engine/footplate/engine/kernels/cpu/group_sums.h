@@ -52,6 +52,9 @@ INLINE void group_sums(int kind, int block, const uint8_t *codes, const int8_t *
 
 #elif defined(__AVX2__)
 
+/* Keeps steps in the written order: left alone, the compiler unpacks all codes first and runs out of registers. */
+#define PIN(vector) __asm__ volatile("" : "+x"(vector))
+
 INLINE __m256i times(__m256i weights, const int8_t *x) {
     return _mm256_maddubs_epi16(weights, _mm256_set1_epi32(four_codes(x)));
 }
@@ -61,18 +64,23 @@ INLINE __m256i times(__m256i weights, const int8_t *x) {
 INLINE void nibble_sums(int block, const uint8_t *codes, const int8_t *const *x, size_t at, lanes_i32 *sums) {
     const __m256i low_bits = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i narrow[MAX_BLOCK];
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         narrow[m] = _mm256_setzero_si256();
 #pragma clang loop unroll(full)
     for (int step = 0; step < 4; step++) {
         __m256i both = _mm256_loadu_si256((const __m256i *)(codes + 32 * step));
+        PIN(both);
         __m256i low = _mm256_and_si256(both, low_bits);
         __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
+#pragma clang loop unroll(full)
         for (int m = 0; m < block; m++) {
             narrow[m] = _mm256_add_epi16(narrow[m], times(low, x[m] + at + 4 * step));
             narrow[m] = _mm256_add_epi16(narrow[m], times(high, x[m] + at + 16 + 4 * step));
+            PIN(narrow[m]);
         }
     }
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         sums[m] = (lanes_i32)_mm256_madd_epi16(narrow[m], ones);
 }
@@ -87,16 +95,21 @@ INLINE void byte_sums(int block, int num_steps, int run, const uint8_t *codes, c
 #pragma clang loop unroll(full)
         for (int step = begin; step < begin + run; step++) {
             __m256i weights = _mm256_loadu_si256((const __m256i *)(codes + 32 * step));
+            PIN(weights);
+#pragma clang loop unroll(full)
             for (int m = 0; m < block; m++) {
                 __m256i product = times(weights, x[m] + at + 4 * step);
                 narrow[m] = step == begin ? product : _mm256_add_epi16(narrow[m], product);
+                PIN(narrow[m]);
             }
         }
+#pragma clang loop unroll(full)
         for (int m = 0; m < block; m++) {
             __m256i widened = _mm256_madd_epi16(narrow[m], ones);
             wide[m] = begin == 0 ? widened : _mm256_add_epi32(wide[m], widened);
         }
     }
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         sums[m] = (lanes_i32)wide[m];
 }
@@ -105,18 +118,23 @@ INLINE void byte_sums(int block, int num_steps, int run, const uint8_t *codes, c
 INLINE void signed_sums(int block, const uint8_t *codes, const int8_t *const *x, size_t at, lanes_i32 *sums) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i wide[MAX_BLOCK];
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         wide[m] = _mm256_setzero_si256();
 #pragma clang loop unroll(full)
     for (int step = 0; step < 8; step++) {
         __m256i weights = _mm256_loadu_si256((const __m256i *)(codes + 32 * step));
+        PIN(weights);
         __m256i sizes = _mm256_abs_epi8(weights);
+#pragma clang loop unroll(full)
         for (int m = 0; m < block; m++) {
             __m256i signs = _mm256_sign_epi8(_mm256_set1_epi32(four_codes(x[m] + at + 4 * step)), weights);
             __m256i pairs = _mm256_maddubs_epi16(sizes, signs);
             wide[m] = _mm256_add_epi32(wide[m], _mm256_madd_epi16(pairs, ones));
+            PIN(wide[m]);
         }
     }
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         sums[m] = (lanes_i32)wide[m];
 }

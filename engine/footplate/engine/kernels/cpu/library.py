@@ -73,6 +73,27 @@ class CacheLayer(ctypes.Structure):
     )
 
 
+class DecoderLayer(ctypes.Structure):
+    """`fp_decoder_layer` of decoder.c."""
+
+    _fields_ = (
+        ("qkv", POINTER(Matrix)),
+        ("o", POINTER(Matrix)),
+        ("gate_up", POINTER(Matrix)),
+        ("down", POINTER(Matrix)),
+        ("attn_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("post_attn_norm", c_void_p),
+        ("post_mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("cache", CacheLayer),
+        ("eps", c_float),
+        ("prologue", c_int32),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fp_set_threads": (None, (c_int,)),
     "fp_num_threads": (c_int, ()),
@@ -97,6 +118,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             c_void_p,
         ),
     ),
+    "fp_decoder_scratch": (c_int, (POINTER(DecoderLayer), c_int)),
+    "fp_run_layers": (c_int, (POINTER(DecoderLayer), c_int, c_void_p, POINTER(Sequences), c_void_p)),
     "fp_attention": (c_int, (c_void_p, POINTER(CacheLayer), POINTER(Sequences), c_void_p)),
 }
 

@@ -3,6 +3,7 @@
  * One tile of TILE weight rows meets MAX_BLOCK activation rows at a time, so that unpacked codes serve all of them.
  * A result is a sum over groups in order, whatever the block: rows never influence one another. */
 #include "group_sums.h"
+#include "kernels.h"
 #include "threads.h"
 
 #define CACHED_ROW_BYTES (192 * 1024) /* activations of one task stay in a second-level cache */
@@ -18,7 +19,7 @@ typedef struct {
     int rows_per_task, tiles_per_task, num_tile_tasks;
 } linear_job;
 
-INLINE lanes_f32 splat_lanes(float value) { return (lanes_f32){0} + value; }
+INLINE lanes_f32 splat_lanes(float value) { return value - (lanes_f32){0}; }
 
 INLINE lanes_f32 load_scales(const void *from, size_t at, int is_wide) {
     if (is_wide) {
@@ -55,6 +56,7 @@ INLINE void add_codes(const linear_job *job, const fp_segment *segment, int tile
     const size_t group_bytes = code_bytes(kind, (size_t)group), scale_base = (size_t)tile * num_groups * TILE;
     const fp_rows *rows = job->rows;
     const int8_t *x[MAX_BLOCK];
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         x[m] = rows->codes + (size_t)(row + m) * size;
     for (size_t g = 0; g < num_groups; g++) {
@@ -64,6 +66,7 @@ INLINE void add_codes(const linear_job *job, const fp_segment *segment, int tile
                 __builtin_prefetch(codes + g * group_bytes + PREFETCH_BYTES + line);
         group_sums(kind, block, codes + g * group_bytes, x, g * (size_t)group, sums);
         lanes_f32 scale = load_scales(segment->scales, scale_base + g * TILE, is_wide);
+#pragma clang loop unroll(full)
         for (int m = 0; m < block; m++) {
             size_t at = (size_t)(row + m) * (size / GROUP) + g * (size_t)group / GROUP;
             if (shift >= 0) {
@@ -80,15 +83,18 @@ INLINE void add_minimums(const linear_job *job, const fp_segment *segment, int t
                          lanes_f32 *totals) {
     const size_t num_groups = (size_t)job->matrix->in_features / GROUP, base = (size_t)tile * num_groups * TILE;
     lanes_f32 parts[MAX_BLOCK];
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         parts[m] = splat_lanes(0);
     for (size_t g = 0; g < num_groups; g++) {
         lanes_f32 minimum = load_scales(segment->minimums, base + g * TILE, is_wide);
+#pragma clang loop unroll(full)
         for (int m = 0; m < block; m++) {
             lanes_f32 sum = splat_lanes(job->rows->sums[(size_t)(row + m) * num_groups + g]);
             parts[m] = __builtin_elementwise_fma(minimum, sum, parts[m]);
         }
     }
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         totals[m] += parts[m];
 }
@@ -96,12 +102,14 @@ INLINE void add_minimums(const linear_job *job, const fp_segment *segment, int t
 INLINE void multiply_block(const linear_job *job, const fp_segment *segment, int tile, int column, int row, int kind,
                            int is_wide, int has_minimums, int block, int is_first) {
     lanes_f32 totals[MAX_BLOCK];
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         totals[m] = splat_lanes(0);
     add_codes(job, segment, tile, row, kind, is_wide, has_minimums, block, is_first, totals);
     if (has_minimums)
         add_minimums(job, segment, tile, row, is_wide, block, totals);
     int left = segment->num_rows - tile * TILE, count = left < TILE ? left : TILE;
+#pragma clang loop unroll(full)
     for (int m = 0; m < block; m++)
         store_lanes(job, totals[m], row + m, column, count);
 }

@@ -1,5 +1,5 @@
 /* Splitting qkv, per-head norms, rotation, and writing keys and values to their slots. */
-#include "attention.h"
+#include "kernels.h"
 #include "rows.h"
 #include "threads.h"
 

@@ -27,9 +27,10 @@ INLINE void rms_norm_row(const float *x, const float *weight, float eps, int siz
 
 INLINE f32x8 silu8(f32x8 x) { return x / (splat8(1.0f) + exp8(-x)); }
 
+/* (1 + tanh u) / 2 is the logistic function of 2 u, which loses nothing where tanh is near -1. */
 INLINE f32x8 gelu_tanh8(f32x8 x) {
-    f32x8 inner = splat8(0.7978845608028654f) * fma8(splat8(0.044715f) * x * x, x, x);
-    return splat8(0.5f) * x * (splat8(1.0f) + tanh8(inner));
+    f32x8 twice_inner = splat8(2 * 0.7978845608028654f) * fma8(splat8(0.044715f) * x * x, x, x);
+    return x / (splat8(1.0f) + exp8(-twice_inner));
 }
 
 INLINE void gated_row(const float *gate, const float *up, int size, int is_gelu, float *out) {

@@ -13,7 +13,7 @@ def quantise_rows(x: torch.Tensor) -> torch.Tensor:
 
     No row knows another, so a result never depends on what else is in the batch.
     """
-    groups = x.float().reshape(x.shape[0], -1, ACTIVATION_GROUP)
+    groups = x.float().reshape(x.shape[0], x.shape[1] // ACTIVATION_GROUP, ACTIVATION_GROUP)
     largest = groups.abs().amax(dim=-1, keepdim=True)
     scale = largest / ACTIVATION_MAX
     inverse = torch.where(largest > 0, ACTIVATION_MAX / largest, torch.zeros_like(largest))

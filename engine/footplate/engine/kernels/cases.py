@@ -1,0 +1,235 @@
+"""Inputs on which every backend's kernels must agree with the references: shapes that kernels get wrong.
+
+Each op's list holds one token, sizes that are no power of two, one past a block or tile edge, and empty tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+from footplate.engine.weights.gguf_tensors import StoredRows
+
+BLOCK_SIZE = 16
+_NAN = float("nan")
+# Bytes of a block, its elements, and where its float16 factors stand; random bytes do for the rest.
+_BLOCK_LAYOUTS = {
+    "Q4_0": (18, 32, (0,)),
+    "Q4_1": (20, 32, (0, 2)),
+    "Q5_0": (22, 32, (0,)),
+    "Q5_1": (24, 32, (0, 2)),
+    "Q8_0": (34, 32, (0,)),
+    "Q4_K": (144, 256, (0, 2)),
+    "Q5_K": (176, 256, (0, 2)),
+    "Q6_K": (210, 256, (208,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set of arguments; `build` makes them anew each time, the same for the same case."""
+
+    id: str
+    build: Callable[[], tuple[Any, ...]]
+
+
+def _rows(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rms_norm() -> Sequence[Case]:
+    def build(rows: int, size: int) -> tuple[Any, ...]:
+        return _rows(1, rows, size), _rows(2, size), 1e-6
+
+    return [
+        Case(f"{rows}x{size}", lambda rows=rows, size=size: build(rows, size))  # type: ignore[misc]
+        for rows, size in ((1, 576), (1, 7), (3, 33), (17, 640), (130, 96), (0, 64))
+    ]
+
+
+def add_rms_norm() -> Sequence[Case]:
+    def build(rows: int, size: int) -> tuple[Any, ...]:
+        return _rows(1, rows, size), _rows(3, rows, size), _rows(2, size), 1e-5
+
+    return [
+        Case(f"{rows}x{size}", lambda rows=rows, size=size: build(rows, size))  # type: ignore[misc]
+        for rows, size in ((1, 576), (5, 33), (65, 640), (0, 64))
+    ]
+
+
+def gated_activation() -> Sequence[Case]:
+    def build(rows: int, size: int, kind: str) -> tuple[Any, ...]:
+        gate_up = _rows(4, rows, 2 * size) * 4
+        if rows > 1:
+            gate_up[-1, :2] = torch.tensor([200.0, -200.0])  # past the exponential's range
+        return gate_up, kind
+
+    return [
+        Case(f"{kind}-{rows}x{size}", lambda rows=rows, size=size, kind=kind: build(rows, size, kind))  # type: ignore[misc]
+        for kind in ("silu", "gelu_tanh")
+        for rows, size in ((1, 1536), (3, 31), (20, 2048), (0, 32))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """A step's sequences as (new tokens, context after them), and one layer's heads."""
+
+    sequences: tuple[tuple[int, int], ...]
+    heads: tuple[int, int] = (6, 2)  # query, key/value
+    head_dim: int = 64
+    window: int = 0
+    soft_cap: float = 0.0
+    kv_dtype: torch.dtype = torch.float32
+    block_size: int = BLOCK_SIZE
+
+
+def attention_batch(shape: AttentionShape) -> AttentionBatch:
+    """Positions, slots and tables for a shape; blocks are dealt in a scrambled order, one is left unused."""
+    counts = [new for new, _ in shape.sequences]
+    contexts = [context for _, context in shape.sequences]
+    blocks_of = [-(-context // shape.block_size) for context in contexts]
+    order = torch.randperm(sum(blocks_of) + 1, generator=torch.Generator().manual_seed(7))
+    tables = torch.zeros((len(counts), max([*blocks_of, 1])), dtype=torch.int32)
+    slots, positions, dealt = [], [], 0
+    for index, (new, context) in enumerate(shape.sequences):
+        tables[index, : blocks_of[index]] = order[dealt : dealt + blocks_of[index]].int()
+        dealt += blocks_of[index]
+        at = torch.arange(context - new, context)
+        positions.append(at)
+        slots.append(tables[index, at // shape.block_size].long() * shape.block_size + at % shape.block_size)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return AttentionBatch(
+        positions=torch.cat(positions).int(),
+        slots=torch.cat(slots),
+        query_starts=torch.from_numpy(starts),
+        context_lens=torch.tensor(contexts, dtype=torch.int32),
+        block_tables=tables,
+        max_query_len=max(counts),
+        max_context_len=max(contexts),
+    )
+
+
+def attention_spec(shape: AttentionShape) -> AttentionSpec:
+    return AttentionSpec(*shape.heads, shape.head_dim, shape.head_dim**-0.5, shape.window, shape.soft_cap)
+
+
+def empty_cache(shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pool big enough for the shape, all NaN: what was never written must never matter."""
+    blocks = sum(-(-context // shape.block_size) for _, context in shape.sequences) + 1
+    size = (blocks, shape.heads[1], shape.block_size, shape.head_dim)
+    keys, values = (torch.full(size, _NAN, dtype=shape.kv_dtype) for _ in range(2))
+    return keys, values
+
+
+def filled_cache(shape: AttentionShape, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """As empty_cache, with random keys and values at every position of each context."""
+    cache = empty_cache(shape)
+    for seed, tensor in enumerate(cache):
+        for index, (_, context) in enumerate(shape.sequences):
+            at = torch.arange(context)
+            block = batch.block_tables[index, at // shape.block_size].long()
+            rows = _rows(10 * index + seed, context, shape.heads[1], shape.head_dim)
+            tensor[block, :, at % shape.block_size] = rows.to(shape.kv_dtype)
+    return cache
+
+
+_MIXED = ((1, 1), (1, 17), (5, 33), (1, 300), (40, 40))
+ATTENTION_SHAPES: dict[str, AttentionShape] = {
+    "one-token": AttentionShape(((1, 1),)),
+    "one-past-a-block": AttentionShape(((1, BLOCK_SIZE + 1),)),
+    "mixed": AttentionShape(_MIXED),
+    "mixed-bf16": AttentionShape(_MIXED, kv_dtype=torch.bfloat16),
+    "no-new-tokens": AttentionShape(((3, 5), (0, 20), (2, 130))),
+    "heads-1": AttentionShape(_MIXED, heads=(3, 3), head_dim=80),
+    "heads-4": AttentionShape(_MIXED, heads=(4, 1), head_dim=256),
+    "heads-8": AttentionShape(_MIXED, heads=(16, 2), head_dim=128),
+    "size-96": AttentionShape(_MIXED, head_dim=96, kv_dtype=torch.bfloat16),
+    "window": AttentionShape(((70, 70), (1, 200), (9, 150)), window=37),
+    "window-one": AttentionShape(((3, 20),), window=1),
+    "soft-cap": AttentionShape(_MIXED, soft_cap=5.0),
+    "odd-blocks": AttentionShape(((1, 257), (60, 131)), block_size=5, window=100),
+    "chunk-edges": AttentionShape(((1, 128), (1, 129), (130, 256), (2, 257))),
+}
+
+
+def attention() -> Sequence[Case]:
+    def build(shape: AttentionShape) -> tuple[Any, ...]:
+        batch = attention_batch(shape)
+        q = _rows(5, batch.positions.shape[0], shape.heads[0], shape.head_dim)
+        return q, attention_spec(shape), batch, filled_cache(shape, batch)
+
+    return [
+        Case(name, lambda shape=shape: build(shape))  # type: ignore[misc]
+        for name, shape in ATTENTION_SHAPES.items()
+    ]
+
+
+def rope_and_cache() -> Sequence[Case]:
+    def build(shape: AttentionShape, has_norm: bool) -> tuple[Any, ...]:
+        batch = attention_batch(shape)
+        width = (shape.heads[0] + 2 * shape.heads[1]) * shape.head_dim
+        angles = _rows(8, batch.max_context_len, shape.head_dim // 2)
+        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        norm = (_rows(6, shape.head_dim), _rows(7, shape.head_dim), 1e-6) if has_norm else None
+        qkv = _rows(5, batch.positions.shape[0], width)
+        return qkv, attention_spec(shape), batch, cos_sin, empty_cache(shape), norm
+
+    return [
+        Case(f"{name}{'-norm' * norm}", lambda shape=shape, norm=norm: build(shape, norm))  # type: ignore[misc]
+        for name, shape in ATTENTION_SHAPES.items()
+        for norm in (False, True)
+        if name in ("one-token", "mixed", "mixed-bf16", "heads-1", "heads-4", "heads-8", "size-96", "odd-blocks")
+    ]
+
+
+def stored_rows(type_name: str, num_rows: int, num_columns: int, seed: int = 0) -> StoredRows:
+    """Random rows of a quantised type with factors below 0.01."""
+    block_bytes, block_size, factors = _BLOCK_LAYOUTS[type_name]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (num_rows, num_columns // block_size, block_bytes), dtype=np.uint8)
+    for at in factors:
+        values = (random.random((*blocks.shape[:2], 1)) * 0.01).astype(np.float16)
+        blocks[:, :, at : at + 2] = values.view(np.uint8)
+    return StoredRows(type_name, blocks.reshape(num_rows, -1))
+
+
+QUANTISED_TYPES = tuple(_BLOCK_LAYOUTS)
+
+
+def linear() -> Sequence[Case]:
+    def build(types: Sequence[str], rows: Sequence[int], num_columns: int, num_tokens: int) -> tuple[Any, ...]:
+        segments = [stored_rows(name, count, num_columns, at) for at, (name, count) in enumerate(zip(types, rows, strict=True))]
+        x = _rows(9, num_tokens, num_columns)
+        if num_tokens > 2:
+            x[1] = 0  # a row without a scale
+            x[2, :32] *= 1e-30
+        return x, segments
+
+    single = [((name,), (40,), 512, tokens) for name in QUANTISED_TYPES for tokens in (1, 7)]
+    odd_rows = [((name,), (21,), 256, 3) for name in QUANTISED_TYPES]
+    stacks = [
+        (("Q5_0", "Q5_0", "Q8_0"), (64, 16, 16), 640, 5),
+        (("Q4_1", "Q4_1", "Q4_1"), (13, 3, 8), 96, 2),
+        (("Q4_1",), (96,), 576, 70),
+        (("Q6_K", "Q4_K"), (24, 24), 2048, 4),
+        (("Q8_0",), (24,), 32, 0),
+    ]
+    return [
+        Case(
+            f"{'+'.join(types)}-{'+'.join(map(str, rows))}x{columns}-{tokens}",
+            lambda chosen=(types, rows, columns, tokens): build(*chosen),  # type: ignore[misc]
+        )
+        for types, rows, columns, tokens in [*single, *odd_rows, *stacks]
+    ]
+
+
+def cuts(length: int, at: Sequence[int]) -> list[tuple[int, int]]:
+    """The pieces of `length` cut at the given places."""
+    return list(pairwise([0, *at, length]))
