@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from footplate.deployments.specs import GatewaySpec
+from footplate.engine.errors import EngineError
+from footplate.engine.types import ModelCard
+from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import InferenceClient, Principal
-from footplate.platform.settings import load_settings
+from footplate.platform.settings import ModelSettings, load_settings
 from footplate.tenancy.authenticator import CachingAuthenticator
 from footplate.tenancy.secrets import MasterKey
+
+if TYPE_CHECKING:
+    from footplate.platform.http.health import Readiness, ReadinessCheck
+    from footplate.tenancy.adapters.postgres.store import PostgresKeyStore
+
+logger = logging.getLogger(__name__)
 
 
 class TenancyAuthenticator:
@@ -27,7 +38,7 @@ class TenancyAuthenticator:
 
 
 async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
-    """The app of one gateway replica."""
+    """The app of one gateway replica, with the text pipelines of the configured models loaded."""
     # The drivers are only loaded in the process that talks to the database.
     from footplate.platform.app import create_app
     from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
@@ -35,4 +46,29 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     settings = load_settings(Path(spec.config_file) if spec.config_file else None)
     store = PostgresKeyStore(connect(spec.database_url))
     keys = CachingAuthenticator(store, MasterKey.load(Path(spec.master_key_file)))
-    return create_app(settings, client, TenancyAuthenticator(keys))
+    pipelines = PipelineProvider(Path(spec.data_dir) / "models")
+    await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
+    readiness = {"database": _database_check(store)}
+    return create_app(settings, client, TenancyAuthenticator(keys), pipelines, readiness)
+
+
+async def _preload(pipelines: PipelineProvider, model: ModelSettings) -> None:
+    """Load a model's tokenizer while its weights load elsewhere."""
+    # Only source and template say which pipeline it is; the rest comes with the replica's card.
+    card = ModelCard(model.name, model.source, 0, 0, 0, "", "", chat_template_file=model.chat_template)
+    try:
+        await pipelines.get(card)
+    except EngineError as error:
+        # The replica fails on the same source and says so; the gateway serves the other models.
+        logger.warning("no text pipeline for %s: %s", model.name, error)
+
+
+def _database_check(store: PostgresKeyStore) -> ReadinessCheck:
+    from footplate.platform.http.health import Readiness
+
+    async def check() -> Readiness:
+        # `readyz` takes an exception for not ready.
+        await asyncio.to_thread(store.find_key, "")
+        return Readiness(True, "serving")
+
+    return check

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,10 +103,17 @@ def application_faults() -> dict[str, str]:
 def init_ray(arguments: dict[str, Any]) -> None:
     """Start or join the cluster. Ray's processes die with the calling thread, which must outlive them."""
     ray.init(**arguments)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
 def stop_ray() -> None:
     """Stop Serve and the cluster that this process started."""
+    # The driver prints complaints of calls that the shutdown itself cuts off.
+    with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+        _shut_down()
+
+
+def _shut_down() -> None:
     try:
         serve.shutdown()  # type: ignore[no-untyped-call]
     finally:
