@@ -57,7 +57,7 @@ def create_app(
     _add_posts(app, gateway)
     _add_reads(app, gateway, {"engines": _engines_check(client), **(readiness or {})})
     if settings.telemetry.prometheus:
-        app.add_api_route("/metrics", _bound(gateway, metrics.show_metrics), methods=["GET", "HEAD"])
+        _add_get(app, "/metrics", _bound(gateway, metrics.show_metrics), "show_metrics")
     return app
 
 
@@ -87,8 +87,14 @@ def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessChe
 
     app.add_api_route("/v1/models", _bound(gateway, models.list_models), methods=["GET"], name="list_models")
     app.add_api_route("/v1/models/{model_id:path}", show_model, methods=["GET"])
-    app.add_api_route("/healthz", health.healthz, methods=["GET", "HEAD"])
-    app.add_api_route("/readyz", readyz, methods=["GET", "HEAD"])
+    _add_get(app, "/healthz", health.healthz, "healthz")
+    _add_get(app, "/readyz", readyz, "readyz")
+
+
+def _add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], name: str) -> None:
+    """A GET that probes may also ask for with HEAD."""
+    app.add_api_route(path, endpoint, methods=["GET"], name=name)
+    app.add_api_route(path, endpoint, methods=["HEAD"], name=f"{name}_head", include_in_schema=False)
 
 
 def _bound(gateway: Gateway, endpoint: _Endpoint) -> Callable[[Request], Awaitable[Response]]:

@@ -248,6 +248,11 @@ class ContentCaptureSettings(Section):
 
     mode: Literal["off", "errors", "sampled"] = "off"
 
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _unquoted_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # what YAML makes of a bare off
+
 
 class TelemetrySettings(Section):
     """Where traces and metrics go."""
@@ -273,7 +278,7 @@ class Settings(Section):
     security: SecuritySettings = SecuritySettings()
     limits: LimitSettings = LimitSettings()
     routing: RoutingSettings = RoutingSettings()
-    models: Annotated[tuple[ModelSettings, ...], Field(default_factory=_default_models)]
+    models: tuple[ModelSettings, ...] = Field(default_factory=_default_models)
     routes: tuple[RouteSettings, ...] = ()
     tenancy: TenancySettings = TenancySettings()
     billing: BillingSettings = BillingSettings()

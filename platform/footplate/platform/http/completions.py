@@ -185,7 +185,7 @@ class _Logprobs:
     def _append(
         self, lists: dict[str, Any], token_id: int, entry: TokenLogprob | None, takes_place: bool
     ) -> None:
-        text = self._pipeline.token_text
+        text = self._token_name
         lists["tokens"].append(text(token_id))
         lists["text_offset"].append(self._position)
         if takes_place:
@@ -197,6 +197,14 @@ class _Logprobs:
         lists["token_logprobs"].append(finite(entry.logprob))
         top = {text(other): finite(logprob) for other, logprob in reversed(entry.top)}
         lists["top_logprobs"].append({**top, text(token_id): finite(entry.logprob)})
+
+    def _token_name(self, token_id: int) -> str:
+        """A token's text; bytes that are no characters are spelled out, so that names stay apart."""
+        data = self._pipeline.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _empty_lists() -> dict[str, Any]:

@@ -153,6 +153,7 @@ _SAFE_KINDS = frozenset(
 
 # Parts of a location that name a branch of a type, not a field of the request.
 _BRANCHES = ("list[", "dict[", "function-", "constrained-", "json-", "nullable")
+_FREE_KEYS = frozenset({"metadata", "logit_bias"})
 _BRANCH_TYPES = frozenset({"str", "int", "float", "bool", "[key]"})
 
 
@@ -162,6 +163,8 @@ def _param(location: tuple[int | str, ...]) -> str | None:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part not in _BRANCH_TYPES and not part.startswith(_BRANCHES):
-            clean = part if part.isidentifier() else "?"
-            name += f".{clean}" if name else clean
+            # Keys that clients choose are content, and so is a name that no parameter could have.
+            if name in _FREE_KEYS or not part.isidentifier():
+                break
+            name += f".{part}" if name else part
     return name[:_MAX_PARAM_CHARACTERS] or None

