@@ -1,4 +1,4 @@
-"""A row's bits depend on its own sequence alone: not on its batch, on the cut of its prompt, or on threads."""
+"""A row's bits depend on its own sequence alone: not on its batch, the cut of its prompt, or threads."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def _one_by_one(
         qkv = layer.qkv(ops.rms_norm(x, layer.attn_norm, 1e-6))
         q = ops.rope_and_cache(qkv, layer.spec, batch, layer.cos_sin, cache, norms)
         mixed = layer.o(ops.attention(q, layer.spec, batch, cache))
-        x = x + (ops.rms_norm(mixed, layer.post_attn_norm, 1e-6) if layer.post_attn_norm is not None else mixed)
+        x = x + (
+            ops.rms_norm(mixed, layer.post_attn_norm, 1e-6) if layer.post_attn_norm is not None else mixed
+        )
         gate_up = layer.gate_up(ops.rms_norm(x, layer.mlp_norm, 1e-6))
         mixed = layer.down(ops.gated_activation(gate_up, "silu"))
         x = x + (ops.rms_norm(mixed, layer.post_mlp_norm, 1e-6) if layer.post_mlp_norm is not None else mixed)

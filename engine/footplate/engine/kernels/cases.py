@@ -1,12 +1,14 @@
 """Inputs on which every backend's kernels must agree with the references: shapes that kernels get wrong.
 
-Each op's list holds one token, sizes that are no power of two, one past a block or tile edge, and empty tails.
+Each op's list holds one token, sizes that are no power of two, one past a block or tile edge, and empty
+tails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -48,7 +50,7 @@ def rms_norm() -> Sequence[Case]:
         return _rows(1, rows, size), _rows(2, size), 1e-6
 
     return [
-        Case(f"{rows}x{size}", lambda rows=rows, size=size: build(rows, size))  # type: ignore[misc]
+        Case(f"{rows}x{size}", partial(build, rows, size))
         for rows, size in ((1, 576), (1, 7), (3, 33), (17, 640), (130, 96), (0, 64))
     ]
 
@@ -58,7 +60,7 @@ def add_rms_norm() -> Sequence[Case]:
         return _rows(1, rows, size), _rows(3, rows, size), _rows(2, size), 1e-5
 
     return [
-        Case(f"{rows}x{size}", lambda rows=rows, size=size: build(rows, size))  # type: ignore[misc]
+        Case(f"{rows}x{size}", partial(build, rows, size))
         for rows, size in ((1, 576), (5, 33), (65, 640), (0, 64))
     ]
 
@@ -71,7 +73,7 @@ def gated_activation() -> Sequence[Case]:
         return gate_up, kind
 
     return [
-        Case(f"{kind}-{rows}x{size}", lambda rows=rows, size=size, kind=kind: build(rows, size, kind))  # type: ignore[misc]
+        Case(f"{kind}-{rows}x{size}", partial(build, rows, size, kind))
         for kind in ("silu", "gelu_tanh")
         for rows, size in ((1, 1536), (3, 31), (20, 2048), (0, 32))
     ]
@@ -165,10 +167,7 @@ def attention() -> Sequence[Case]:
         q = _rows(5, batch.positions.shape[0], shape.heads[0], shape.head_dim)
         return q, attention_spec(shape), batch, filled_cache(shape, batch)
 
-    return [
-        Case(name, lambda shape=shape: build(shape))  # type: ignore[misc]
-        for name, shape in ATTENTION_SHAPES.items()
-    ]
+    return [Case(name, partial(build, shape)) for name, shape in ATTENTION_SHAPES.items()]
 
 
 def rope_and_cache() -> Sequence[Case]:
@@ -182,10 +181,11 @@ def rope_and_cache() -> Sequence[Case]:
         return qkv, attention_spec(shape), batch, cos_sin, empty_cache(shape), norm
 
     return [
-        Case(f"{name}{'-norm' * norm}", lambda shape=shape, norm=norm: build(shape, norm))  # type: ignore[misc]
+        Case(f"{name}{'-norm' * norm}", partial(build, shape, norm))
         for name, shape in ATTENTION_SHAPES.items()
         for norm in (False, True)
-        if name in ("one-token", "mixed", "mixed-bf16", "heads-1", "heads-4", "heads-8", "size-96", "odd-blocks")
+        if name
+        in ("one-token", "mixed", "mixed-bf16", "heads-1", "heads-4", "heads-8", "size-96", "odd-blocks")
     ]
 
 
@@ -204,8 +204,13 @@ QUANTISED_TYPES = tuple(_BLOCK_LAYOUTS)
 
 
 def linear() -> Sequence[Case]:
-    def build(types: Sequence[str], rows: Sequence[int], num_columns: int, num_tokens: int) -> tuple[Any, ...]:
-        segments = [stored_rows(name, count, num_columns, at) for at, (name, count) in enumerate(zip(types, rows, strict=True))]
+    def build(
+        types: Sequence[str], rows: Sequence[int], num_columns: int, num_tokens: int
+    ) -> tuple[Any, ...]:
+        segments = [
+            stored_rows(name, count, num_columns, at)
+            for at, (name, count) in enumerate(zip(types, rows, strict=True))
+        ]
         x = _rows(9, num_tokens, num_columns)
         if num_tokens > 2:
             x[1] = 0  # a row without a scale
@@ -224,7 +229,7 @@ def linear() -> Sequence[Case]:
     return [
         Case(
             f"{'+'.join(types)}-{'+'.join(map(str, rows))}x{columns}-{tokens}",
-            lambda chosen=(types, rows, columns, tokens): build(*chosen),  # type: ignore[misc]
+            partial(build, types, rows, columns, tokens),
         )
         for types, rows, columns, tokens in [*single, *odd_rows, *stacks]
     ]

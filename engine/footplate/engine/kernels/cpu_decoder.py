@@ -18,7 +18,8 @@ _REUSED_ROWS = 64  # scratch for up to this many rows is kept between steps
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer: x += o(attention(rope(qkv(norm(x))))); x += down(act(gate) * up of gate_up(norm(x))).
+    """One decoder layer: x += o(attention(rope(qkv(norm(x))))); x += down(act(gate) * up of
+    gate_up(norm(x))).
 
     With post norms, an output is normed before it is added. Norm weights and cos_sin are contiguous float32.
     """
@@ -63,7 +64,7 @@ class CpuDecoder:
         self._scratch = torch.empty(_REUSED_ROWS * self._width)
 
     def __call__(self, x: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """x [T, hidden] float32, contiguous, changed in place and returned; writes the step's keys and values."""
+        """x [T, hidden] float32, contiguous, changed in place and returned; writes keys and values."""
         num_rows = x.shape[0]
         assert x.is_contiguous() and x.dtype is torch.float32
         scratch = self._scratch if num_rows <= _REUSED_ROWS else torch.empty(num_rows * self._width)

@@ -22,7 +22,8 @@ from footplate.engine.weights.gguf_tensors import StoredRows, dequantise
 
 @dataclass(frozen=True, slots=True)
 class KernelPair:
-    """One op on one backend. Both functions take a case's arguments, may change tensors in them, and return one.
+    """One op on one backend. Both functions take a case's arguments, may change tensors in them, and return
+    one.
 
     Results and changed arguments must agree within atol + rtol * |expected|; `reason` says why that much.
     """
@@ -88,8 +89,6 @@ PAIRS: tuple[KernelPair, ...] = (
         1e-2,
         "a last-place difference may round a bfloat16 cache entry the other way: one part in 128",
     ),
-    KernelPair(
-        "attention/cpu", attention, _cpu("attention"), cases.attention(), 5e-6, 1e-4, _ROUNDING
-    ),
+    KernelPair("attention/cpu", attention, _cpu("attention"), cases.attention(), 5e-6, 1e-4, _ROUNDING),
     KernelPair("linear/cpu", _packed_reference, _packed_kernel, cases.linear(), 2e-4, 1e-4, _ROUNDING),
 )

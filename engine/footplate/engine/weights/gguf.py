@@ -152,7 +152,7 @@ class _Reader:
         try:
             for _ in range(count):
                 position += 8 + read_length(data, position)[0]
-        except struct.error:
+        except (struct.error, OverflowError):
             raise self.fail(field, f"runs past the end of the file ({size} bytes)") from None
         self.position = position
         if position > size:

@@ -15,6 +15,7 @@ from footplate.engine.errors import LoadError
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.rope_config import RopeConfig, rope_from_scaling, yarn_attention_factor
 
+_MAX_LAYERS = 1024  # checked before anything is made for each layer
 _GEMMA3_GLOBAL_EVERY = 6  # five sliding layers, then a global one
 _GEMMA3_LOCAL_THETA = 10000.0
 _GEMMA3_27B_LAYERS = 62  # the one Gemma 3 whose attention scale is not from the head size
@@ -88,6 +89,11 @@ def _check_range(name: str, value: int, limit: int = 1 << 24) -> None:
         raise LoadError(f"model config: {name} is {value}; it must be from 1 to {limit}")
 
 
+def _layer_count(value: int) -> int:
+    _check_range("num_layers", value, _MAX_LAYERS)
+    return value
+
+
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     """Read the description out of a GGUF file's metadata.
 
@@ -148,7 +154,7 @@ class _GgufKeys:
         return {
             "architecture": self.prefix,
             "hidden_size": hidden_size,
-            "num_layers": self.integer("block_count"),
+            "num_layers": _layer_count(self.integer("block_count")),
             "num_heads": num_heads,
             "num_kv_heads": self.integer("attention.head_count_kv", num_heads),
             "head_dim": head_dim,
@@ -299,7 +305,7 @@ class _HfKeys:
         dtype = self.content.get("dtype") or self.content.get("torch_dtype") or "float32"
         return {
             "hidden_size": hidden_size,
-            "num_layers": self.integer("num_hidden_layers"),
+            "num_layers": _layer_count(self.integer("num_hidden_layers")),
             "num_heads": num_heads,
             "num_kv_heads": self.integer("num_key_value_heads", num_heads),
             "head_dim": self.integer("head_dim", hidden_size // max(num_heads, 1)),

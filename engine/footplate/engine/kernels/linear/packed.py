@@ -113,7 +113,7 @@ class PackedLinear:
         return self._run(x, self.in_features, PROLOGUE_RMS_NORM, weight.data_ptr(), eps, None)
 
     def gated(self, gate_up: torch.Tensor, kind: str, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        """The product of act(gate) * up, for gate_up [T, 2 K]: a gate and the matrix behind it in one call."""
+        """The product of act(gate) * up for gate_up [T, 2 K]: a gate and the matrix behind it in one call."""
         return self._run(gate_up, 2 * self.in_features, PROLOGUE_ACTIVATIONS[kind], 0, 0.0, add_to)
 
     def _run(
