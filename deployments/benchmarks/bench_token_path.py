@@ -2,8 +2,8 @@
 
     python deployments/benchmarks/bench_token_path.py [--streams 32] [--output FILE]
 
-Engines are scripted, so that the road is what is measured. The client is a raw-socket process whose CPU is not
-counted; that of every process of the platform is (gateway, replicas, HAProxy, controller, raylet, GCS). The
+Engines are scripted, so that the road is what is measured. The client is a raw-socket process whose CPU is
+not counted; that of every process of the platform is (gateway, replicas, HAProxy, controller, raylet). The
 naive handle stream runs beside our channel in the same run.
 """
 
@@ -175,7 +175,8 @@ def ask(run: Any, scenario: Scenario, num_streams: int) -> dict[str, Any]:
 def client(job: dict[str, Any]) -> None:
     """Open all streams at once, count events until all have ended, print the count and the time."""
     body = json.dumps(job["body"]).encode()
-    head = f"POST {job['path']} HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    fields = f"Host: b\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = f"POST {job['path']} HTTP/1.1\r\n{fields}".encode()
     selector = selectors.DefaultSelector()
     started = time.monotonic()
     for _ in range(job["streams"]):

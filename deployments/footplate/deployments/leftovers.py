@@ -89,7 +89,7 @@ def _is_our_kind(process: Path) -> bool:
         program = os.path.basename(os.readlink(process / "exe"))
     except OSError:
         return False
-    return program in ("raylet", "gcs_server", "haproxy") or program.startswith("python")
+    return program in ("raylet", "gcs_server", "haproxy", "valkey-server") or program.startswith("python")
 
 
 def _lineage(pid: int) -> set[int]:

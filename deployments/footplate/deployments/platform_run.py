@@ -101,11 +101,14 @@ class PlatformRun:
         ports = RunPorts.choose(self.plan.port, self.paths.mark)
         os.environ.update(ray_environment(self.paths, ports, self.haproxy))
         self._keeper = Keeper(self.paths)
-        with ThreadPoolExecutor(2, thread_name_prefix="start") as pool:
+        with ThreadPoolExecutor(3, thread_name_prefix="start") as pool:
             storage = pool.submit(self._start_database)
             valkey = pool.submit(self._start_valkey)
-            self._start_serve()
-            self._deploy(storage, valkey)
+            self._start_ray()
+            # The HTTP listener takes seconds to come up; weights load and the app is built meanwhile.
+            deployed = pool.submit(self._deploy, storage, valkey)
+            self._start_listener()
+            deployed.result()
 
     def stop(self) -> None:
         """Stop everything in order; whatever doesn't end by itself is killed. Safe after a failed start."""
@@ -176,27 +179,31 @@ class PlatformRun:
                 self._valkey.start()
                 self.redis_url = self._valkey.url
 
-    def _start_serve(self) -> None:
+    def _start_ray(self) -> None:
         """On the calling thread, because Ray's processes die with the thread that started them."""
         with self.clock.measure("import ray"):
-            from footplate.deployments.serve_platform import init_ray, start_serve
+            from footplate.deployments.serve_platform import init_ray
         with self.clock.measure("ray"):
             arguments = ray_arguments(self.paths)
             if self.plan.ray_address != "local":
                 arguments = {"address": self.plan.ray_address, "log_to_driver": False}
             self._is_ray_up = True
             init_ray({**arguments, "namespace": self.plan.ray_namespace})
+
+    def _start_listener(self) -> None:
+        from footplate.deployments.serve_platform import start_serve
+
         with self.clock.measure("serve"):
             start_serve(self.plan.host, self.plan.port)
 
     def _deploy(self, storage: Future[None], valkey: Future[None]) -> None:
-        from footplate.deployments.serve_platform import deploy_gateway, deploy_models
+        from footplate.deployments.serve_platform import deploy_gateway, deploy_models, wait_for_controller
 
         master_key_file = str(self.master_key_file)
         models_dir = str(self.paths.data_dir / "models")
         specs = [ReplicaSpec(model, master_key_file, models_dir) for model in self.plan.models]
         with self.clock.measure("deploy"):
-            # Weights load while the database still gets its schema.
+            wait_for_controller()
             deploy_models(specs, graceful_s=self.plan.drain_s)
             storage.result()
             valkey.result()

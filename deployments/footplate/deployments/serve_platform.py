@@ -11,11 +11,14 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import RunTarget
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from footplate.deployments.engine_replica import EngineReplica
+from footplate.deployments.errors import StartupError
 from footplate.deployments.gateway import Gateway
+from footplate.deployments.leftovers import wait_until
 from footplate.deployments.specs import ENGINE_DEPLOYMENT, GatewaySpec, ReplicaSpec
 
 GATEWAY_APPLICATION = "gateway"
@@ -69,6 +72,24 @@ def start_serve(host: str, port: int) -> None:
         http_options=HTTPOptions(host=host, port=port, request_timeout_s=None),
         logging_config=LOGGING,
     )
+
+
+def wait_for_controller(timeout_s: float = 60.0) -> None:
+    """Return once Serve's controller takes orders; the HTTP listener needs longer.
+
+    Raises:
+        StartupError: there is none after `timeout_s`.
+    """
+    if not wait_until(_has_controller, timeout_s, every_s=0.05):
+        raise StartupError("Serve's controller did not start", "see the logs under the data folder")
+
+
+def _has_controller() -> bool:
+    try:
+        ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def deploy_models(specs: Sequence[ReplicaSpec], *, graceful_s: float) -> None:

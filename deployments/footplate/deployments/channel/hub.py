@@ -31,8 +31,8 @@ class HubLimits:
     silence_s: float = 5.0  # no frame at all from a replica that owes tokens
     stuck_s: float = 60.0  # the replica answers, but its step loop gave no sign of life for so long
     check_every_s: float = 0.25
-    # A reader is woken at most this often: a first token and all slower ones pass at once, faster ones share a
-    # write. Each write costs two trips through the kernel here and in the proxy, more than all else together.
+    # A reader is woken at most this often: a first token and all slower ones pass at once, faster ones share
+    # a write. Each write costs trips through the kernel here and in the proxy, more than all else together.
     min_wake_gap_s: float = 0.010
 
 
