@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from footplate.engine.errors import EngineDead, EngineOverloaded, InvalidRequest, RequestTooLarge
+from footplate.engine.text.chat_template import ChatTemplate
 from footplate.engine.text.pipeline import TextPipeline
 from tests.builders import ADMIN_KEY, model_card
 from tests.platform.conftest import EOS, Rig, chat_body, events
@@ -366,8 +367,6 @@ async def test_a_failure_in_a_stream_is_an_error_event_and_done(rig: Rig, script
 async def test_a_template_error_is_the_clients_to_read(
     make_rig: Callable[..., Rig], smollm2: TextPipeline
 ) -> None:
-    from footplate.engine.text.chat_template import ChatTemplate
-
     strict = ChatTemplate("{{ raise_exception('roles must alternate') }}", "test", {})
     for template, words in ((strict, "roles must alternate"), (None, "/v1/completions")):
         pipeline = TextPipeline(smollm2.tokenizer, template)

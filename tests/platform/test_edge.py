@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from footplate.engine.types import EngineStats
 from footplate.platform.http.health import Readiness
-from tests.builders import ADMIN_KEY, SCRAPE_KEY, TENANT_KEY
+from tests.builders import ADMIN_KEY, SCRAPE_KEY, TENANT_KEY, model_card
 from tests.platform.conftest import Rig, chat_body, text_body
 
 pytestmark = pytest.mark.anyio
@@ -203,7 +203,7 @@ async def test_an_unknown_failure_tells_nothing(rig: Rig) -> None:
         response = await rig.post(PATH, chat_body())
     assert (response.status_code, response.json()["error"]["code"]) == (500, "server_error")
     assert CANARY not in response.text and CANARY not in str(logs)
-    assert logs[0]["error"] == "RuntimeError"
+    assert (logs[0]["error"], logs[0]["route"]) == ("RuntimeError", PATH)
 
 
 async def test_content_and_keys_never_come_back_in_errors_or_logs(rig: Rig) -> None:
@@ -232,19 +232,18 @@ async def test_content_and_keys_never_come_back_in_errors_or_logs(rig: Rig) -> N
 
 
 async def test_a_large_prompt_does_not_stall_others(make_rig: Callable[..., Rig]) -> None:
-    from tests.builders import model_card
-
     rig = make_rig([model_card(max_model_len=10**6, kv_tokens=10**6)])
     text = "the quick brown fox 12345 jumps.\n" * 30_000
     worst = 0.0
     loop = asyncio.get_running_loop()
+    start = loop.time()
     large = asyncio.create_task(rig.post("/v1/completions", text_body(prompt=text)))
     while not large.done():
         begin = loop.time()
         await asyncio.sleep(0.001)
         worst = max(worst, loop.time() - begin)
     assert (await large).status_code == 200
-    assert worst < 0.5
+    assert worst < (loop.time() - start) / 2, "on the loop, one wait would take the whole time"
 
 
 async def test_models_are_listed_with_their_aliases(rig: Rig) -> None:

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from footplate.engine.errors import EngineDead, EngineOverloaded
+from footplate.engine.types import TokenLogprob
 from tests.builders import TENANT_KEY
 from tests.platform.conftest import Rig
 
@@ -102,8 +103,6 @@ async def test_a_failure_in_a_stream_is_raised(rig: Rig, sdk: openai.AsyncOpenAI
 async def test_infinite_logprobs_are_finite_on_the_wire(
     rig: Rig, sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from footplate.engine.types import TokenLogprob
-
     entry = TokenLogprob(5, -math.inf, 49_152, ((6, -0.1),))
     monkeypatch.setattr("tests.fakes.logprob_of", lambda token_id, num_top: entry)
     answer = await sdk.chat.completions.create(model=MODEL, messages=USER, logprobs=True)

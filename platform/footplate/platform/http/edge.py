@@ -59,7 +59,8 @@ class Edge:
                 _log.error(
                     "request failed",
                     request_id=exchange.request_id,
-                    path=scope.get("route_path", ""),
+                    # The route's own pattern: what a client wrote in a path can be content.
+                    route=getattr(scope.get("route"), "path", ""),
                     error=type(error).__name__,
                 )
             if exchange.has_begun:
