@@ -9,12 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from footplate.engine.errors import InvalidRequest, LoadError
+from footplate.engine.text.byte_level import PRE_TOKENIZATIONS
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.text.sentencepiece import SPACE_MARK
 from footplate.engine.text.tokenizer import tokenizer_from_folder, tokenizer_from_gguf
+from footplate.engine.text.vocabulary import byte_level_bytes
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.source import resolve_source
 from tests.engine.text.conftest import golden_cases
@@ -280,6 +291,57 @@ def test_folder_tokenizer_reads_bytes_and_ends(tmp_path: Path) -> None:
     assert tokenizer.encode("a é") == [0, 1, 2, 3]
     assert list(tokenizer.vocabulary.token_bytes) == [b"a", b" ", b"\xc3", b"\xa9", b"<|end|>"]
     assert tokenizer.vocabulary.eos_token_ids == (0, 4)
+
+
+def test_folder_bos_stands_where_its_own_post_processor_puts_it(tmp_path: Path) -> None:
+    fast = Tokenizer(models.BPE({"a": 0, "b": 1, "<s>": 2, "</s>": 3}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<s>", "</s>")])
+    fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 2)])
+    _write_folder(tmp_path, fast, tokenizer_config='{"eos_token": {"content": "</s>"}}')
+    tokenizer = tokenizer_from_folder(tmp_path)
+    assert tokenizer.encode("ab") == tokenizer.encode("<s>ab") == [2, 0, 1]
+    assert (tokenizer.vocabulary.bos_token_id, tokenizer.vocabulary.eos_token_ids) == (2, (3,))
+
+
+def test_folder_pieces_with_byte_fallback_are_read(tmp_path: Path) -> None:
+    fast = Tokenizer(
+        models.BPE({"<unk>": 0, "\u2581": 1, "a": 2, "<0xC3>": 3, "<0xA9>": 4}, [], byte_fallback=True)
+    )
+    fast.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    _write_folder(tmp_path, fast)
+    tokenizer = tokenizer_from_folder(tmp_path)
+    assert tokenizer.encode("a é") == [2, 1, 3, 4]
+    assert TextPipeline(tokenizer, None).decode([2, 1, 3, 4]) == "a é"
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("gpt-2", ["Hello", "'s", "  ", " 12345", " naïve", "?!", "\r\n\n", "\t", "x"]),
+        ("default", ["Hello", "'s", "  ", " 12345", " naïve", "?!", "\r\n\n", "\t", "x"]),
+        ("smollm", ["Hello", "'s", "   ", "1", "2", "3", "4", "5", " naïve", "?!", "\r\n\n", "\t", "x"]),
+        ("llama-bpe", ["Hello", "'s", "  ", " ", "123", "45", " naïve", "?!\r\n\n", "\tx"]),
+        ("qwen2", ["Hello", "'s", "  ", " ", "1", "2", "3", "4", "5", " naïve", "?!\r\n\n", "\tx"]),
+    ],
+)
+def test_each_pre_tokenizer_cuts_as_its_model_was_trained(name: str, pieces: list[str]) -> None:
+    text = "Hello's   12345 naïve?!\r\n\n\tx"
+    assert "".join(pieces) == text
+    cut = PRE_TOKENIZATIONS[name].build().pre_tokenize_str(text)
+    assert [byte_level_bytes(piece).decode() for piece, _ in cut] == pieces
+
+
+def test_qwen2_composes_characters_first() -> None:
+    tokens = ["Ã", "©", "x"]
+    metadata = _byte_level_metadata(
+        pre="qwen2", tokens=tokens, token_type=[1, 1, 1], merges=[], bos_token_id=0, eos_token_id=0
+    )
+    assert tokenizer_from_gguf(metadata, "file.gguf").encode("e\u0301") == [0, 1]
 
 
 def test_folder_with_an_unknown_decoder_fails_by_name(tmp_path: Path) -> None:
