@@ -246,6 +246,12 @@ async def test_a_large_prompt_does_not_stall_others(make_rig: Callable[..., Rig]
     assert worst < (loop.time() - start) / 2, "on the loop, one wait would take the whole time"
 
 
+async def test_idempotency_is_refused_rather_than_ignored(rig: Rig) -> None:
+    async with rig.http() as http:
+        response = await http.post(PATH, json=chat_body(), headers={"idempotency-key": "k"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "unsupported_parameter")
+
+
 async def test_models_are_listed_with_their_aliases(rig: Rig) -> None:
     async with rig.http() as http:
         data = (await http.get("/v1/models")).json()["data"]

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from footplate.engine.config import EngineConfig
 from footplate.platform.errors import SettingsError
 from footplate.platform.settings import (
     ClientEnvironment,
+    EngineSettings,
     Settings,
     check_settings,
     client_environment,
@@ -184,6 +187,12 @@ def test_wrong_variables_are_named(name: str, value: str, words: str) -> None:
     assert settings is None
     assert faults[0].file == f"${name}"
     assert words in faults[0].message
+
+
+def test_engine_settings_are_the_engines_options_with_its_defaults() -> None:
+    defaults = EngineSettings()
+    assert set(EngineSettings.model_fields) == {option.name for option in fields(EngineConfig)}
+    assert defaults.to_config() == EngineConfig()
 
 
 def test_the_schema_names_every_section() -> None:

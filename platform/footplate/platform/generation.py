@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from footplate.engine.errors import EngineDead
+from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.types import EngineRequest, FinishReason, SequenceDelta, TokenLogprob, TokenUsage
 from footplate.platform.metrics import ModelLatencies
@@ -85,16 +85,24 @@ class Run:
         """Submit every prompt and wait for the first tokens, so that what is refused is refused here.
 
         Raises:
-            InvalidRequest, EngineOverloaded, EngineDead: as the engines say.
+            InvalidRequest, EngineOverloaded: as the engines say.
+            EngineDead: the replica failed before the first token.
         """
         for prompt in self.prompts:
-            generation = await self._client.submit(self._model, prompt.request)
+            generation = await self._submit(prompt.request)
             self._submitted.append(_Submitted(prompt, generation))
         first = self._submitted[0]
         first.first = await self._next(first)
         for delta in first.first:
             if delta.finish_reason in _FAILED:
                 raise EngineDead(delta.error or "the engine gave the request up")
+
+    async def _submit(self, request: EngineRequest) -> Generation:
+        try:
+            return await self._client.submit(self._model, request)
+        except EngineDead:
+            # Nothing has run yet, so this is a matter of waiting for a replica.
+            raise EngineOverloaded("No replica of this model is running now; try again.", 5) from None
 
     async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] = _nothing) -> None:
         """Give everything to `sink`; `flush` is awaited after each batch of deltas.

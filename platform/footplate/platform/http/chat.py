@@ -23,7 +23,9 @@ from footplate.platform.http.frames import (
 )
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.parameters import (
+    LARGE_TEXT_CHARACTERS,
     allowed_tokens,
+    bad_words_ids,
     cache_scope,
     check_stream_options,
     sampling_params,
@@ -31,12 +33,10 @@ from footplate.platform.http.parameters import (
 from footplate.platform.http.schemas import ChatCompletionBody, ChatMessage, parse_body, plain_messages
 from footplate.platform.http.streaming import BodyResponse, StreamResponse
 
-LARGE_TEXT_CHARACTERS = 2_000  # from here on a text is tokenised in a thread
-
 
 async def create_chat_completion(gateway: Gateway, request: Request) -> Response:
     """The steps of one request: authenticate, parse, template, tokenise, validate, submit, answer."""
-    principal = await gateway.authenticate(request)
+    principal = await gateway.caller(request)
     body = parse_body(ChatCompletionBody, await request.body())
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
@@ -48,7 +48,8 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
         raise InvalidRequest("max_completion_tokens must be at least 1.", "max_completion_tokens")
     max_tokens = allowed_tokens(card, len(ids), asked, "messages")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, card, pipeline, max_tokens, logprobs, body.prompt_logprobs)
+    bad_words = await bad_words_ids(pipeline, body.bad_words)
+    params = sampling_params(body, card, max_tokens, logprobs, body.prompt_logprobs, bad_words)
     head = Head.new(
         "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion", card, body.service_tier
     )

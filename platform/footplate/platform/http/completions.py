@@ -17,7 +17,7 @@ from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, ModelCard, SamplingParams, TokenLogprob, TokenUsage
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import Choice, PromptRun
-from footplate.platform.http.chat import LARGE_TEXT_CHARACTERS, refuse_absurd
+from footplate.platform.http.chat import refuse_absurd
 from footplate.platform.http.frames import (
     Head,
     encode,
@@ -28,7 +28,9 @@ from footplate.platform.http.frames import (
 )
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.parameters import (
+    LARGE_TEXT_CHARACTERS,
     allowed_tokens,
+    bad_words_ids,
     cache_scope,
     check_stream_options,
     sampling_params,
@@ -48,13 +50,13 @@ class _Prompt:
 
 async def create_completion(gateway: Gateway, request: Request) -> Response:
     """The steps of one request: authenticate, parse, tokenise, validate, submit, answer."""
-    principal = await gateway.authenticate(request)
+    principal = await gateway.caller(request)
     body = parse_body(CompletionBody, await request.body())
     _check(body)
     card, pipeline = await gateway.model(body.model)
     prompts = await _read_prompts(pipeline, card, body)
     head = Head.new("cmpl-", "text_completion", card, body.service_tier)
-    runs = _prompt_runs(prompts, body, card, pipeline, principal, head)
+    runs = await _prompt_runs(prompts, body, card, pipeline, principal, head)
     run = gateway.run(card, runs)
     if body.stream:
         return StreamResponse(run, CompletionStream(head, body, pipeline))
@@ -94,7 +96,8 @@ async def _read_prompts(pipeline: TextPipeline, card: ModelCard, body: Completio
             prompts.append(_Prompt(pipeline.encode(text, add_special_tokens), text))
         return prompts
 
-    is_large = sum(map(len, texts)) > LARGE_TEXT_CHARACTERS
+    # Each text costs something, however short it is.
+    is_large = sum(map(len, texts)) + 100 * len(texts) > LARGE_TEXT_CHARACTERS
     prompts = await asyncio.to_thread(work) if is_large else work()
     if not all(prompt.ids for prompt in prompts):
         raise InvalidRequest("The prompt makes no tokens; it needs at least one.", "prompt")
@@ -113,7 +116,7 @@ def _prompts_of_ids(pipeline: TextPipeline, card: ModelCard, given: Sequence[Any
     return [_Prompt(ids, None) for ids in lists]
 
 
-def _prompt_runs(
+async def _prompt_runs(
     prompts: Sequence[_Prompt],
     body: CompletionBody,
     card: ModelCard,
@@ -129,7 +132,8 @@ def _prompt_runs(
         raise InvalidRequest(f"At most {MAX_PROMPTS} answers are allowed in one request.", "n")
     for prompt in prompts:
         allowed_tokens(card, len(prompt.ids), asked, "prompt")
-    params = sampling_params(body, card, pipeline, asked, body.logprobs, prompt_logprobs)
+    bad_words = await bad_words_ids(pipeline, body.bad_words)
+    params = sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words)
     runs = []
     for number, prompt in enumerate(prompts):
         request = EngineRequest(

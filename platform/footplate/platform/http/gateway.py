@@ -11,6 +11,7 @@ from starlette.requests import Request
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
+from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
 from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import PipelineProvider, find_model
@@ -26,6 +27,18 @@ class Gateway:
     pipelines: PipelineProvider
     metrics: GatewayMetrics
     clock: Callable[[], float] = field(default=time.perf_counter)
+
+    async def caller(self, request: Request) -> Principal:
+        """Who asks for an answer of a model.
+
+        Raises:
+            AuthenticationFailed, PermissionDenied: see `authenticate`.
+            UnsupportedParameter: the request asks for idempotency, which this version can't promise.
+        """
+        principal = await self.authenticate(request)
+        if "idempotency-key" in request.headers:
+            raise UnsupportedParameter("Idempotency-Key is not supported in this version.", "Idempotency-Key")
+        return principal
 
     async def authenticate(self, request: Request, roles: frozenset[str] = INFERENCE_ROLES) -> Principal:
         """The caller. Raises AuthenticationFailed or PermissionDenied."""

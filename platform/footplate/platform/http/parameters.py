@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from footplate.engine.errors import InvalidRequest, RequestTooLarge
@@ -12,14 +13,18 @@ from footplate.engine.types import ModelCard, SamplingParams
 from footplate.platform.http.schemas import GenerationBody
 from footplate.platform.ports import Principal
 
+LARGE_TEXT_CHARACTERS = (
+    2_000  # from here on texts are tokenised in a thread, at about a microsecond a character
+)
+
 
 def sampling_params(
     body: GenerationBody,
     card: ModelCard,
-    pipeline: TextPipeline,
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    bad_words_ids: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """The engine's parameters.
 
@@ -47,7 +52,7 @@ def sampling_params(
         repetition_penalty=_given(body.repetition_penalty, 1.0),
         logit_bias=_logit_bias(body.logit_bias or {}, card.vocab_size),
         allowed_token_ids=allowed,
-        bad_words_ids=pipeline.bad_words_ids([word for word in body.bad_words or () if word]),
+        bad_words_ids=bad_words_ids,
         n=body.n or 1,
         seed=body.seed,
         stop_token_ids=stop_token_ids,
@@ -58,6 +63,14 @@ def sampling_params(
         skip_special_tokens=body.skip_special_tokens is not False,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
     )
+
+
+async def bad_words_ids(pipeline: TextPipeline, words: Sequence[str] | None) -> tuple[tuple[int, ...], ...]:
+    """Id sequences of the words that must not be written; empty words mean nothing."""
+    given = [word for word in words or () if word]
+    if sum(map(len, given)) + 100 * len(given) > LARGE_TEXT_CHARACTERS:
+        return await asyncio.to_thread(pipeline.bad_words_ids, given)
+    return pipeline.bad_words_ids(given) if given else ()
 
 
 def allowed_tokens(card: ModelCard, num_prompt_tokens: int, asked: int | None, param: str) -> int:

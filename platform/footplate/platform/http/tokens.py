@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from footplate.engine.errors import InvalidRequest
-from footplate.platform.http.chat import LARGE_TEXT_CHARACTERS, encode_messages
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import ModelCard
+from footplate.platform.http.chat import encode_messages
+from footplate.platform.http.frames import encode
 from footplate.platform.http.gateway import Gateway
+from footplate.platform.http.parameters import LARGE_TEXT_CHARACTERS
 from footplate.platform.http.schemas import DetokenizeBody, TokenizeBody, parse_body
 
 
@@ -18,29 +21,34 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
     """Ids of a prompt or of a conversation, as the engine would see them."""
     await gateway.authenticate(request)
     body = parse_body(TokenizeBody, await request.body())
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Give either prompt or messages.", "prompt")
+    _check(body)
     card, pipeline = await gateway.model(body.model)
     if body.messages is not None:
-        if body.add_special_tokens is not None:
-            raise InvalidRequest("The chat template decides about special tokens here.", "add_special_tokens")
         ids = await encode_messages(pipeline, card, body.messages, body.add_generation_prompt is not False)
-    else:
-        if body.add_generation_prompt is not None:
-            raise InvalidRequest("add_generation_prompt needs messages.", "add_generation_prompt")
-        text = body.prompt or ""
-        arguments = (text, body.add_special_tokens is not False)
-        is_large = len(text) > LARGE_TEXT_CHARACTERS
-        ids = (
-            await asyncio.to_thread(pipeline.encode, *arguments) if is_large else pipeline.encode(*arguments)
-        )
-    shown: dict[str, Any] = {
-        "count": len(ids),
-        "max_model_len": card.max_model_len,
-        "tokens": ids,
-        "token_strs": [pipeline.token_text(token_id) for token_id in ids] if body.return_token_strs else None,
-    }
-    return JSONResponse(shown)
+        return _json(_counted(ids, card, pipeline, body))
+    text = body.prompt or ""
+
+    def work() -> bytes:
+        ids = pipeline.encode(text, body.add_special_tokens is not False)
+        return _counted(ids, card, pipeline, body)
+
+    return _json(await asyncio.to_thread(work) if len(text) > LARGE_TEXT_CHARACTERS else work())
+
+
+def _check(body: TokenizeBody) -> None:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give either prompt or messages.", "prompt")
+    if body.messages is not None and body.add_special_tokens is not None:
+        raise InvalidRequest("The chat template decides about special tokens here.", "add_special_tokens")
+    if body.messages is None and body.add_generation_prompt is not None:
+        raise InvalidRequest("add_generation_prompt needs messages.", "add_generation_prompt")
+
+
+def _counted(ids: list[int], card: ModelCard, pipeline: TextPipeline, body: TokenizeBody) -> bytes:
+    texts = [pipeline.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+    return encode(
+        {"count": len(ids), "max_model_len": card.max_model_len, "tokens": ids, "token_strs": texts}
+    )
 
 
 async def detokenize(gateway: Gateway, request: Request) -> Response:
@@ -50,5 +58,12 @@ async def detokenize(gateway: Gateway, request: Request) -> Response:
     card, pipeline = await gateway.model(body.model)
     if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < card.vocab_size):
         raise InvalidRequest(f"tokens holds an id outside 0 to {card.vocab_size - 1}.", "tokens")
-    text = pipeline.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-    return JSONResponse({"prompt": text})
+
+    def work() -> bytes:
+        return encode({"prompt": pipeline.decode(body.tokens, bool(body.skip_special_tokens))})
+
+    return _json(await asyncio.to_thread(work) if len(body.tokens) > LARGE_TEXT_CHARACTERS else work())
+
+
+def _json(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
