@@ -9,7 +9,11 @@ from typing import Any
 
 from ray import serve
 
+from footplate.deployments import platform_app
+from footplate.deployments.engine_port import ReplicaEngine
+from footplate.deployments.scripted_engine import ScriptedEngine
 from footplate.deployments.specs import GatewaySpec
+from footplate.engine.config import EngineConfig
 from footplate.engine.types import EngineRequest, SamplingParams
 from footplate.platform.ports import InferenceClient
 
@@ -35,16 +39,22 @@ def naive_application() -> serve.Application:
     return deployment(NaiveEngine).bind()
 
 
+def load_paced(source: str, config: EngineConfig, **options: Any) -> ReplicaEngine:
+    """A scripted engine under a real model's source, so that the gateway detokenises with its tokenizer."""
+    return ScriptedEngine.load("scripted:step_ms=2,max_model_len=100000", config, **options)
+
+
 async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
-    """The app for one gateway replica."""
-    return TokenPathApp(client)
+    """The app for one gateway replica; `/v1` is the platform's own."""
+    return TokenPathApp(client, await platform_app.build(spec, client))
 
 
 class TokenPathApp:
     """`POST /channel` and `POST /naive` with model, num_tokens and step_ms; one SSE event per token."""
 
-    def __init__(self, client: InferenceClient) -> None:
+    def __init__(self, client: InferenceClient, platform: Any) -> None:
         self._client = client
+        self._platform = platform
         self._num_requests = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -53,6 +63,9 @@ class TokenPathApp:
             await send({"type": "lifespan.startup.complete"})
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
+            return
+        if scope["path"].startswith("/v1"):
+            await self._platform(scope, receive, send)
             return
         if scope["path"] == "/models":
             await self._answer(send, json.dumps(sorted(self._client.models())).encode())

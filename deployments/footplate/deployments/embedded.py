@@ -222,7 +222,8 @@ class EmbeddedValkey:
 
     def stop(self) -> None:
         """Shut the server down, whoever started it; its append-only file is synced."""
-        for pid in self.pids():
+        started = {self._server.pid} if self._server is not None and self._server.poll() is None else set()
+        for pid in self.pids() | started:
             send_signal(pid, signal.SIGTERM)
             wait_until(functools.partial(_is_over, pid), 5.0)
         self._pid_file.unlink(missing_ok=True)

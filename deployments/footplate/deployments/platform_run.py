@@ -80,6 +80,7 @@ class PlatformRun:
         self._keeper: Keeper | None = None
         self._lock: IO[str] | None = None
         self._is_ray_up = False
+        self._is_given_up = False
 
     @property
     def base_url(self) -> str:
@@ -101,7 +102,7 @@ class PlatformRun:
         ports = RunPorts.choose(self.plan.port, self.paths.mark)
         os.environ.update(ray_environment(self.paths, ports, self.haproxy))
         self._keeper = Keeper(self.paths)
-        with ThreadPoolExecutor(3, thread_name_prefix="start") as pool:
+        with ThreadPoolExecutor(3, thread_name_prefix="start") as pool, self._tell_helpers_when_it_fails():
             storage = pool.submit(self._start_database)
             valkey = pool.submit(self._start_valkey)
             self._start_ray()
@@ -123,9 +124,19 @@ class PlatformRun:
             self._postgres.stop()
         if self._keeper is not None:
             self._keeper.dismiss()
+        self._keep_ray_logs()
         shutil.rmtree(self.paths.run_dir, ignore_errors=True)
         self._lock.close()
         self._lock = None
+
+    @contextmanager
+    def _tell_helpers_when_it_fails(self) -> Iterator[None]:
+        """An interrupted start must not wait for helpers that wait for what will never come."""
+        try:
+            yield
+        except BaseException:
+            self._is_given_up = True
+            raise
 
     def supervise(self) -> None:
         """Start an embedded server again that has died. Cheap while both answer."""
@@ -188,7 +199,12 @@ class PlatformRun:
             if self.plan.ray_address != "local":
                 arguments = {"address": self.plan.ray_address, "log_to_driver": False}
             self._is_ray_up = True
-            init_ray({**arguments, "namespace": self.plan.ray_namespace})
+            try:
+                init_ray({**arguments, "namespace": self.plan.ray_namespace})
+            except Exception as error:
+                # Ray raises whatever its libraries raise; all of it means the same to the operator.
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise StartupError(f"Ray did not start: {reason}", f"see {self.paths.log_dir}/ray") from error
 
     def _start_listener(self) -> None:
         from footplate.deployments.serve_platform import start_serve
@@ -203,7 +219,7 @@ class PlatformRun:
         models_dir = str(self.paths.data_dir / "models")
         specs = [ReplicaSpec(model, master_key_file, models_dir) for model in self.plan.models]
         with self.clock.measure("deploy"):
-            wait_for_controller()
+            wait_for_controller(is_given_up=lambda: self._is_given_up)
             deploy_models(specs, graceful_s=self.plan.drain_s)
             storage.result()
             valkey.result()
@@ -233,6 +249,16 @@ class PlatformRun:
             logger.warning("Ray did not stop in time; its processes are killed")
         pool.shutdown(wait=False, cancel_futures=True)
         self._is_ray_up = False
+
+    def _keep_ray_logs(self) -> None:
+        """The last run's logs outlive its temporary folder."""
+        kept = self.paths.log_dir / "ray"
+        for session in self.paths.ray_dir.glob("session_*_*/logs"):
+            shutil.rmtree(kept, ignore_errors=True)
+            try:
+                shutil.copytree(session, kept, symlinks=True)
+            except (OSError, shutil.Error) as error:
+                logger.warning("Ray's logs can't be kept: %s", error)
 
     def _end_strays(self) -> None:
         spared = EmbeddedValkey(self.paths).pids() | ({self._keeper.pid} if self._keeper else set())

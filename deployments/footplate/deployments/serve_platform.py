@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -74,13 +74,13 @@ def start_serve(host: str, port: int) -> None:
     )
 
 
-def wait_for_controller(timeout_s: float = 60.0) -> None:
+def wait_for_controller(*, is_given_up: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Return once Serve's controller takes orders; the HTTP listener needs longer.
 
     Raises:
-        StartupError: there is none after `timeout_s`.
+        StartupError: there is none after `timeout_s`, or the start was given up meanwhile.
     """
-    if not wait_until(_has_controller, timeout_s, every_s=0.05):
+    if not wait_until(lambda: is_given_up() or _has_controller(), timeout_s, every_s=0.05) or is_given_up():
         raise StartupError("Serve's controller did not start", "see the logs under the data folder")
 
 

@@ -48,7 +48,8 @@ def serve(
             _announce(run, time.monotonic() - started, verbose=verbose)
         while not stop.wait(SUPERVISE_S):
             run.supervise()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
+        # Ray's own handler of SIGTERM exits; while we start, it stands in place of ours.
         pass
     finally:
         stop.ignore_further()
@@ -147,9 +148,8 @@ def _raise_on_fault(run: PlatformRun) -> None:
     for application, reason in run.faults().items():
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
         # The last line of a traceback is the error itself.
-        raise StartupError(
-            f"{application} can't start: {lines[-1][:500] if lines else 'no reason given'}", "mend it"
-        )
+        last = lines[-1][:500] if lines else "no reason given"
+        raise StartupError(f"{application} can't start: {last}", f"see {run.paths.log_dir}/ray/serve")
 
 
 def _announce(run: PlatformRun, took_s: float, *, verbose: bool) -> None:

@@ -1,0 +1,160 @@
+"""Embedded PostgreSQL and Valkey: started, adopted, found again after a kill, and the key store on top.
+
+No Ray here, but real servers; they share the tier of tests that start processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
+from footplate.deployments.keeper import Keeper
+from footplate.deployments.leftovers import is_alive, postmaster_pid, wait_until
+from footplate.deployments.run_paths import RunPaths
+from footplate.deployments.storage import prepare_storage
+from footplate.tenancy.adapters.postgres import schema
+from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
+from footplate.tenancy.api_keys import Role, make_key
+from footplate.tenancy.errors import NameTaken, NotFound
+from footplate.tenancy.secrets import MasterKey
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[RunPaths]:
+    paths = RunPaths.of(tmp_path / "data")
+    paths.make()
+    yield paths
+    assert postmaster_pid(paths.postgres_dir) is None
+    for left in sorted(paths.run_dir.rglob("*"), reverse=True):
+        left.rmdir() if left.is_dir() else left.unlink()
+    paths.run_dir.rmdir()
+
+
+@pytest.fixture
+def postgres(paths: RunPaths) -> Iterator[Callable[[], EmbeddedPostgres]]:
+    """Makes handles of the database; whatever they have started is stopped and collected."""
+    with contextlib.ExitStack() as stack:
+
+        def make() -> EmbeddedPostgres:
+            server = EmbeddedPostgres(paths)
+            stack.callback(server.stop)
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def valkey(paths: RunPaths) -> Iterator[Callable[[], EmbeddedValkey]]:
+    """Makes handles of Valkey, as above."""
+    with contextlib.ExitStack() as stack:
+
+        def make() -> EmbeddedValkey:
+            server = EmbeddedValkey(paths)
+            stack.callback(server.stop)
+            return server
+
+        yield make
+
+
+def valkey_says(paths: RunPaths, command: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(paths.valkey_socket))
+        connection.sendall(command + b"\r\n")
+        return connection.recv(1024)
+
+
+def test_a_running_database_is_adopted_and_a_killed_one_started_again(
+    paths: RunPaths, postgres: Callable[[], EmbeddedPostgres]
+) -> None:
+    first = postgres()
+    assert not first.start()
+    pid = postmaster_pid(paths.postgres_dir)
+    assert pid is not None
+    assert postgres().start()
+    assert postmaster_pid(paths.postgres_dir) == pid
+    os.kill(pid, signal.SIGKILL)
+    assert first._server is not None
+    first._server.wait()
+    # The server's own lock file still stands; only whether such a process runs may count.
+    assert not postgres().start()
+    assert postmaster_pid(paths.postgres_dir) not in (None, pid)
+
+
+def test_valkey_keeps_its_data_over_a_kill_and_is_adopted_when_it_runs(
+    paths: RunPaths, valkey: Callable[[], EmbeddedValkey]
+) -> None:
+    first = valkey()
+    assert not first.start()
+    assert valkey_says(paths, b"SET colour green") == b"+OK\r\n"
+    assert valkey().start()
+    (pid,) = first.pids()
+    os.kill(pid, signal.SIGKILL)
+    assert first._server is not None
+    first._server.wait()
+    assert not valkey().start()
+    assert valkey_says(paths, b"GET colour") == b"$5\r\ngreen\r\n"
+
+
+def test_the_keeper_ends_the_servers_when_its_owner_is_killed(
+    paths: RunPaths, postgres: Callable[[], EmbeddedPostgres], valkey: Callable[[], EmbeddedValkey]
+) -> None:
+    keeper = Keeper(paths)
+    postgres().start()
+    store = valkey()
+    store.start()
+    pids = [postmaster_pid(paths.postgres_dir), *store.pids()]
+    assert keeper._process.stdin is not None
+    # What the kernel does to the pipe when the owner dies.
+    keeper._process.stdin.close()
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids if pid), 15)
+    keeper._process.wait(timeout=15)
+
+
+def test_the_key_store_on_postgres(paths: RunPaths, postgres: Callable[[], EmbeddedPostgres]) -> None:
+    server = postgres()
+    server.start()
+    master_key_file = paths.keys_dir / "master.key"
+    MasterKey.load_or_create(master_key_file)
+    prepare_storage(server.url, master_key_file, paths.keys_dir)
+    texts = {path.name: path.read_text() for path in paths.keys_dir.glob("*.key")}
+    prepare_storage(server.url, master_key_file, paths.keys_dir)
+    assert {path.name: path.read_text() for path in paths.keys_dir.glob("*.key")} == texts
+
+    engine = connect(server.url)
+    try:
+        store = PostgresKeyStore(engine)
+        with engine.connect() as connection:
+            assert schema.version(connection) == "0001"
+        tenant = store.create_tenant("team", cost_center="42", share_group="shared")
+        with pytest.raises(NameTaken):
+            store.create_tenant("team")
+        assert store.find_tenant("team") == tenant
+        key = make_key(b"pepper")
+        expires = datetime(2030, 1, 1, tzinfo=UTC)
+        store.add_key(key, tenant.id, Role.FINANCE, name="reports", expires_at=expires)
+        stored = store.find_key(key.public_id)
+        assert stored is not None
+        assert (stored.hashed, stored.role, stored.share_group) == (key.hashed, Role.FINANCE, "shared")
+        assert stored.expires_at == expires
+        store.revoke_key(key.public_id, datetime(2026, 1, 1, tzinfo=UTC))
+        store.revoke_key(key.public_id, datetime(2027, 1, 1, tzinfo=UTC))
+        again = store.find_key(key.public_id)
+        assert again is not None
+        assert again.revoked_at == datetime(2026, 1, 1, tzinfo=UTC)
+        with pytest.raises(NotFound):
+            store.revoke_key("nobody", expires)
+        with pytest.raises(NotFound):
+            store.add_key(make_key(b"pepper"), "tnt_none", Role.MEMBER)
+        assert store.find_key("nobody") is None
+    finally:
+        engine.dispose()

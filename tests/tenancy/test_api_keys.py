@@ -1,0 +1,265 @@
+"""Keys open what they should and nothing else, and no secret is ever stored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from footplate.tenancy.api_keys import (
+    NewKey,
+    Role,
+    StoredKey,
+    hash_secret,
+    is_right_secret,
+    make_key,
+    parse_key,
+)
+from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
+from footplate.tenancy.bootstrap import create_first_keys
+from footplate.tenancy.errors import MasterKeyError, NameTaken, NotFound
+from footplate.tenancy.secrets import MasterKey, hkdf_sha256
+from footplate.tenancy.store import Tenant
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+MASTER = MasterKey(1, bytes(range(32)))
+PEPPER = MASTER.derive(PEPPER_PURPOSE)
+
+
+class MemoryStore:
+    """A `KeyStore` in dictionaries that counts its look-ups."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, StoredKey] = {}
+        self.tenants: dict[str, Tenant] = {}
+        self.num_look_ups = 0
+
+    def find_key(self, public_id: str) -> StoredKey | None:
+        self.num_look_ups += 1
+        return self.keys.get(public_id)
+
+    def find_tenant(self, name: str) -> Tenant | None:
+        return self.tenants.get(name)
+
+    def create_tenant(self, name: str, *, cost_center: str = "", share_group: str | None = None) -> Tenant:
+        if name in self.tenants:
+            raise NameTaken(name)
+        self.tenants[name] = Tenant(f"tnt_{len(self.tenants)}", name, cost_center, share_group)
+        return self.tenants[name]
+
+    def add_key(
+        self, key: NewKey, tenant_id: str, role: Role, *, name: str = "", expires_at: datetime | None = None
+    ) -> None:
+        self.keys[key.public_id] = StoredKey(
+            key.public_id, key.hashed, role, tenant_id, expires_at=expires_at
+        )
+
+    def revoke_key(self, public_id: str, at: datetime) -> None:
+        if public_id not in self.keys:
+            raise NotFound(public_id)
+        self.keys[public_id] = replace(self.keys[public_id], revoked_at=at)
+
+
+class World:
+    """An authenticator over a memory store, with clocks that move when told to."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.seconds = 0.0
+        self.now = NOW
+        self.tenant = self.store.create_tenant("team")
+        self.keys = CachingAuthenticator(
+            self.store, MASTER, clock=lambda: self.seconds, now=lambda: self.now, max_entries=5
+        )
+
+    def new_key(self, **options: object) -> str:
+        key = make_key(PEPPER)
+        self.store.add_key(key, self.tenant.id, Role.MEMBER, **options)  # type: ignore[arg-type]
+        return key.text
+
+
+def test_a_key_has_the_stated_form_and_reads_back() -> None:
+    key = make_key(PEPPER)
+    prefix, public_id, secret = key.text.split("_")
+    assert (prefix, len(public_id), len(secret)) == ("fp", 12, 32)
+    assert parse_key(key.text) == (public_id, secret)
+    assert secret.encode() not in key.hashed
+    assert key.hashed == hash_secret(PEPPER, public_id, secret)
+
+
+@given(st.text(max_size=60))
+def test_other_text_is_no_key(text: str) -> None:
+    parts = parse_key(text)
+    assert parts is None or "fp_" + "_".join(parts) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "fp__", f"fp_{'a' * 12}_{'é' * 32}", f"xx_{'a' * 12}_{'b' * 32}", f"fp_{'a' * 13}_{'b' * 31}"],
+)
+def test_near_misses_are_no_keys(text: str) -> None:
+    assert parse_key(text) is None
+
+
+def test_the_hash_depends_on_pepper_and_public_id() -> None:
+    key = make_key(PEPPER)
+    _, public_id, secret = key.text.split("_")
+    stored = StoredKey(public_id, key.hashed, Role.MEMBER, "t")
+    assert is_right_secret(PEPPER, stored, public_id, secret)
+    assert not is_right_secret(b"other", stored, public_id, secret)
+    assert not is_right_secret(PEPPER, stored, "x" * 12, secret)
+    assert not is_right_secret(PEPPER, None, public_id, secret)
+
+
+def test_hkdf_follows_the_standards_third_test_case() -> None:
+    # RFC 5869, A.3: 22 bytes of 0x0b, no salt, no info, 42 bytes.
+    expected = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    assert hkdf_sha256(b"\x0b" * 22, b"", 42).hex() == expected
+
+
+def test_derived_secrets_differ_by_purpose_and_version() -> None:
+    other = MasterKey(2, bytes(range(32)))
+    secrets = {MASTER.derive("a"), MASTER.derive("b"), other.derive("a"), other.derive("b")}
+    assert len(secrets) == 4
+    assert "0102" not in repr(MASTER)
+
+
+def test_a_master_key_file_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "master.key"
+    first = MasterKey.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert MasterKey.load_or_create(path) == first
+    assert os.listdir(path.parent) == ["master.key"]
+
+
+@pytest.mark.parametrize("text", ["", "rubbish", "fpmk:1:abcd", "fpmk:x:" + "0" * 64, "fpmk:1:" + "g" * 64])
+def test_a_damaged_master_key_is_refused_and_never_replaced(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "master.key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(MasterKeyError, match=str(path)):
+        MasterKey.load_or_create(path)
+    assert path.read_text() == text
+
+
+def test_a_master_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "master.key"
+    MasterKey.load_or_create(path)
+    path.chmod(0o644)
+    with pytest.raises(MasterKeyError, match="chmod 600"):
+        MasterKey.load(path)
+
+
+def test_a_live_key_opens_and_a_wrong_secret_does_not() -> None:
+    world = World()
+    key = world.new_key()
+    holder = asyncio.run(world.keys.authenticate(key))
+    assert holder is not None
+    assert (holder.tenant_id, holder.role) == (world.tenant.id, Role.MEMBER)
+    assert asyncio.run(world.keys.authenticate(key[:-1] + ("a" if key[-1] != "a" else "b"))) is None
+
+
+def test_a_revoked_key_works_for_at_most_two_seconds() -> None:
+    world = World()
+    key = world.new_key()
+    assert asyncio.run(world.keys.authenticate(key)) is not None
+    world.store.revoke_key(key.split("_")[1], world.now)
+    world.seconds = 1.99
+    assert asyncio.run(world.keys.authenticate(key)) is not None
+    world.seconds = 2.0
+    assert asyncio.run(world.keys.authenticate(key)) is None
+
+
+def test_a_new_key_works_at_most_two_seconds_after_it_was_first_tried() -> None:
+    world = World()
+    key = make_key(PEPPER)
+    assert asyncio.run(world.keys.authenticate(key.text)) is None
+    world.store.add_key(key, world.tenant.id, Role.MEMBER)
+    world.seconds = 2.0
+    assert asyncio.run(world.keys.authenticate(key.text)) is not None
+
+
+def test_an_expired_key_stops_at_its_time_though_it_is_cached() -> None:
+    world = World()
+    key = world.new_key(expires_at=NOW + timedelta(seconds=1))
+    assert asyncio.run(world.keys.authenticate(key)) is not None
+    world.now = NOW + timedelta(seconds=1)
+    assert asyncio.run(world.keys.authenticate(key)) is None
+
+
+def test_a_suspended_tenants_keys_open_nothing() -> None:
+    world = World()
+    key = world.new_key()
+    public_id = key.split("_")[1]
+    world.store.keys[public_id] = replace(world.store.keys[public_id], is_tenant_suspended=True)
+    assert asyncio.run(world.keys.authenticate(key)) is None
+
+
+def test_requests_at_once_share_one_look_up() -> None:
+    world = World()
+    key = world.new_key()
+
+    async def many() -> None:
+        holders = await asyncio.gather(*(world.keys.authenticate(key) for _ in range(50)))
+        assert all(holders)
+
+    asyncio.run(many())
+    assert world.store.num_look_ups == 1
+
+
+def test_guessed_keys_do_not_fill_the_memory() -> None:
+    world = World()
+    for _ in range(20):
+        asyncio.run(world.keys.authenticate(make_key(PEPPER).text))
+    assert len(world.keys._answers) == 5
+
+
+def test_text_that_is_no_key_never_reaches_the_store() -> None:
+    world = World()
+    assert asyncio.run(world.keys.authenticate("sk-" + "x" * 100_000)) is None
+    assert world.store.num_look_ups == 0
+
+
+def test_cache_scopes_differ_by_tenant_and_meet_in_a_share_group() -> None:
+    world = World()
+    scopes = []
+    for tenant_id, group in (("a", None), ("b", None), ("c", "g"), ("d", "g"), ("g", None)):
+        key = make_key(PEPPER)
+        world.store.keys[key.public_id] = StoredKey(
+            key.public_id, key.hashed, Role.MEMBER, tenant_id, share_group=group
+        )
+        holder = asyncio.run(world.keys.authenticate(key.text))
+        assert holder is not None
+        scopes.append(holder.cache_scope)
+    assert scopes[2] == scopes[3]
+    assert len(set(scopes)) == 4
+
+
+def test_the_first_keys_are_made_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    files = create_first_keys(store, MASTER, tmp_path)
+    texts = {name: path.read_text() for name, path in files.items()}
+    assert set(texts) == {"admin.key", "tenant.key", "scrape.key"}
+    assert {path.stat().st_mode & 0o777 for path in files.values()} == {0o600}
+    assert len(store.keys) == 3
+    create_first_keys(store, MASTER, tmp_path)
+    assert {name: path.read_text() for name, path in files.items()} == texts
+    assert len(store.keys) == 3
+
+
+def test_a_first_key_of_another_database_is_replaced(tmp_path: Path) -> None:
+    create_first_keys(MemoryStore(), MASTER, tmp_path)
+    before = (tmp_path / "tenant.key").read_text()
+    store = MemoryStore()
+    create_first_keys(store, MASTER, tmp_path)
+    after = (tmp_path / "tenant.key").read_text()
+    assert after != before
+    parts = parse_key(after.strip())
+    assert parts is not None
+    assert store.keys[parts[0]].role is Role.MEMBER
