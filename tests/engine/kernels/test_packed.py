@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from footplate.engine.kernels import cases
+from footplate.engine.kernels.cpu.library import load_library
 from footplate.engine.kernels.linear.packed import PackedEmbedding, PackedLinear, PackedMatrix
 from footplate.engine.kernels.registry import cpu_ops
 from footplate.engine.weights.gguf_tensors import dequantise
@@ -58,3 +59,12 @@ def test_stacks_of_different_widths_are_refused() -> None:
     parts = [cases.stored_rows("Q4_1", 8, 64), cases.stored_rows("Q4_1", 8, 96)]
     with pytest.raises(ValueError, match="stacked"):
         PackedMatrix(cpu_ops().library, parts)
+
+
+def test_portable_code_gives_the_bits_of_this_processors_code() -> None:
+    portable = load_library(num_threads=2, defines=("FOOTPLATE_PORTABLE",))
+    x = torch.randn(7, 512)
+    for type_name in cases.QUANTISED_TYPES:
+        stored = [cases.stored_rows(type_name, 21, 512, 1), cases.stored_rows(type_name, 8, 512, 2)]
+        plain, native = (PackedLinear(PackedMatrix(each, stored)) for each in (portable, cpu_ops().library))
+        assert torch.equal(plain(x), native(x))

@@ -14,6 +14,7 @@ import numpy as np
 from footplate.engine.errors import LoadError
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.rope_config import RopeConfig, rope_from_scaling, yarn_attention_factor
+from footplate.engine.weights.source import ModelSource
 
 _MAX_LAYERS = 1024  # checked before anything is made for each layer
 _GEMMA3_GLOBAL_EVERY = 6  # five sliding layers, then a global one
@@ -244,6 +245,13 @@ def _gemma3_from_gguf(keys: _GgufKeys) -> ModelConfig:
 
 def _windows(num_layers: int, window: int, global_every: int) -> tuple[int, ...]:
     return tuple(0 if (layer + 1) % global_every == 0 else window for layer in range(num_layers))
+
+
+def read_config(source: ModelSource) -> ModelConfig:
+    """The description of a resolved source, without its weights. Raises LoadError as the readers do."""
+    if source.kind == "gguf":
+        return config_from_gguf(GgufFile(source.path))
+    return config_from_json(source.path / "config.json" if source.kind == "hf" else source.path)
 
 
 def config_from_json(path: Path) -> ModelConfig:

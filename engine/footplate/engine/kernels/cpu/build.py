@@ -35,9 +35,10 @@ _FLAGS = (
 )
 
 
-def build_library(cache_dir: str | Path | None = None) -> Path:
+def build_library(cache_dir: str | Path | None = None, defines: tuple[str, ...] = ()) -> Path:
     """The compiled library's path; compiles when this machine has none for these sources yet.
 
+    `defines` are preprocessor names for tests of other code paths, such as FOOTPLATE_PORTABLE.
     Safe from several processes at once: each builds into a file of its own and renames it into place.
 
     Raises:
@@ -45,7 +46,7 @@ def build_library(cache_dir: str | Path | None = None) -> Path:
     """
     folder = Path(cache_dir or DEFAULT_CACHE_DIR).expanduser()
     sources = sorted(_SOURCE_DIR.glob("*.c"))
-    target = folder / f"footplate-kernels-{_build_key(sources)}.so"
+    target = folder / f"footplate-kernels-{_build_key(sources, defines)}.so"
     if target.is_file():
         return target
     try:
@@ -56,7 +57,7 @@ def build_library(cache_dir: str | Path | None = None) -> Path:
         raise LoadError(f"CPU kernels: the cache folder {folder} can't be written ({error})") from None
     building = Path(name)
     try:
-        _compile(sources, building)
+        _compile(sources, defines, building)
         building.chmod(0o755)
         building.replace(target)
     finally:
@@ -64,11 +65,11 @@ def build_library(cache_dir: str | Path | None = None) -> Path:
     return target
 
 
-def _build_key(sources: list[Path]) -> str:
+def _build_key(sources: list[Path], defines: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for path in [*sources, *sorted(_SOURCE_DIR.glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    digest.update(repr((_FLAGS, _compiler_version(), _processor())).encode())
+    digest.update(repr((_FLAGS, defines, _compiler_version(), _processor())).encode())
     return digest.hexdigest()[:20]
 
 
@@ -90,18 +91,9 @@ def _processor() -> tuple[str, ...]:
     return (platform.machine(), *found)
 
 
-def _compile(sources: list[Path], output: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "cc",
-        *_FLAGS,
-        "-o",
-        str(output),
-        *map(str, sources),
-        "-lpthread",
-    ]
+def _compile(sources: list[Path], defines: tuple[str, ...], output: Path) -> None:
+    options = [*_FLAGS, *(f"-D{name}" for name in defines), "-o", str(output)]
+    command = [sys.executable, "-m", "ziglang", "cc", *options, *map(str, sources), "-lpthread"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -50,7 +50,7 @@ INLINE void group_sums(int kind, int block, const uint8_t *codes, const int8_t *
         sums[m] = (lanes_i32)wide[m];
 }
 
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(FOOTPLATE_PORTABLE)
 
 /* Keeps steps in the written order: left alone, the compiler unpacks all codes first and runs out of registers. */
 #define PIN(vector) __asm__ volatile("" : "+x"(vector))

@@ -124,7 +124,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
-def load_library(cache_dir: str | Path | None = None, num_threads: int | None = None) -> ctypes.CDLL:
+def load_library(
+    cache_dir: str | Path | None = None, num_threads: int | None = None, defines: tuple[str, ...] = ()
+) -> ctypes.CDLL:
     """Build if need be, load, and set the thread count (default: the processors this process may use).
 
     Calls release the interpreter lock. The thread count is the process's, not the caller's.
@@ -132,7 +134,7 @@ def load_library(cache_dir: str | Path | None = None, num_threads: int | None = 
     Raises:
         LoadError: the library can't be built or loaded.
     """
-    path = build_library(cache_dir)
+    path = build_library(cache_dir, defines)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -11,7 +11,8 @@
 
 #include "simd.h"
 
-#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__)
+/* FOOTPLATE_PORTABLE asks for plain C everywhere, for tests of that path. */
+#if defined(__AVX512VNNI__) && defined(__AVX512F__) && defined(__AVX512BW__) && !defined(FOOTPLATE_PORTABLE)
 #define TILE 16
 #define HAS_DOT_PRODUCT 1
 #else
