@@ -1,7 +1,7 @@
 """A device without tensors: it keeps a digest of the prefix in each KV slot, and refuses a wrong one.
 
 A slot written for position p holds the digest of tokens[: p + 1]. Before a token is computed, every earlier
-slot of its block table must hold the digest of exactly that prefix. So a block shared, copied, evicted, reused
+slot of its block table must hold the digest of just that prefix. So a block shared, copied, evicted, reused
 or written at the wrong time fails the step that reads it. The next token is a pure function of digest and
 seed, which makes the oracle of a request one loop.
 """

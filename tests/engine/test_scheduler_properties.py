@@ -37,31 +37,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.aborted: set[tuple[str, int]] = set()
 
     @rule(
-        group=st.integers(0, 2),
-        shared=st.integers(0, 24),
-        fresh=st.integers(1, 12),
+        prompt=st.tuples(st.integers(0, 2), st.integers(0, 24), st.integers(1, 12)),
         output=st.integers(0, 20),
         n=st.integers(1, 3),
-        tenant=st.sampled_from("ab"),
-        priority=st.integers(0, 1),
+        who=st.tuples(st.sampled_from("ab"), st.integers(0, 1)),
         ignore_eos=st.booleans(),
-        prompt_logprobs=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
     )
-    def add(self, group: int, shared: int, fresh: int, output: int, n: int, tenant: str, priority: int,
-            ignore_eos: bool, prompt_logprobs: bool) -> None:  # fmt: skip
-        number = len(self.requests)
-        prompt = [group + i for i in range(shared)] + [number * 3 + i for i in range(fresh)]
-        request = make_request(
-            f"r{number}", prompt, tenant, priority, max_tokens=output, n=n, seed=number, ignore_eos=ignore_eos,
-            prompt_logprobs=0 if prompt_logprobs else None, logprobs=1 if ignore_eos else None,
-        )  # fmt: skip
+    def add(
+        self,
+        prompt: tuple[int, int, int],
+        output: int,
+        n: int,
+        who: tuple[str, int],
+        ignore_eos: bool,
+        prompt_logprobs: int | None,
+    ) -> None:
+        number, (group, shared, fresh) = len(self.requests), prompt
+        ids = [group + i for i in range(shared)] + [number * 3 + i for i in range(fresh)]
+        params = {"max_tokens": output, "n": n, "seed": number, "ignore_eos": ignore_eos}
+        request = make_request(f"r{number}", ids, *who, **params, prompt_logprobs=prompt_logprobs)
         try:
             self.driver.add(request)
         except EngineError:
-            assert (
-                len(prompt) + output > min(96, self.driver.scheduler.kv_tokens + 1)
-                or len(prompt) > self.driver.scheduler.kv_tokens
-            )
+            room = self.driver.scheduler.kv_tokens
+            assert len(ids) + output > min(96, room + 1) or len(ids) > room
             return
         self.requests[request.request_id] = request
 
@@ -93,6 +93,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert key in self.aborted and got == want[: len(got)]
                 else:
                     assert got == want
+                    self.check_prompt_logprobs(request, index)
+
+    def check_prompt_logprobs(self, request: EngineRequest, index: int) -> None:
+        told = [
+            d.prompt_logprobs
+            for d in self.driver.deltas
+            if (d.request_id, d.index) == (request.request_id, index)
+        ]
+        if index == 0 and request.params.prompt_logprobs is not None:
+            assert told[0] is not None and told[0][0] is None and not any(told[1:])
+            assert [e.token_id for e in told[0][1:] if e] == list(request.prompt_token_ids[1:])
+        else:
+            assert not any(told)
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

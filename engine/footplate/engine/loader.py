@@ -34,6 +34,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(slots=True)
+class LoadedModel:
+    """Weights in place and every type resolved; engines are made from it."""
+
+    source: ModelSource
+    model_config: ModelConfig
+    decoder: Decoder
+    place: Placement
+    kv_dtype: torch.dtype
+    dtype: str
+    max_len: int
+
+
+@dataclass(slots=True)
 class LoadedEngine:
     """An engine core and the facts that a model card tells."""
 
@@ -52,31 +65,49 @@ def load_engine(
     Raises:
         LoadError: source, weights or options can't be used; says which and what to do.
     """
+    return make_engine(load_model(source, config, models_dir=models_dir), config, prefix_key=prefix_key)
+
+
+def load_model(source: str, config: EngineConfig, *, models_dir: Path | None = None) -> LoadedModel:
+    """Read weights and put them where they are computed with.
+
+    Raises:
+        LoadError: source, weights or types can't be used.
+    """
     resolved = resolve_source(source, models_dir)
     model_config, weights = open_model(resolved, config.seed)
-    place, kv_dtype, dtype_name = _resolve_types(config, resolved, model_config)
+    place, kv_dtype, dtype = _resolve_types(config, resolved, model_config)
     max_len = _max_model_len(config, model_config)
-    ops = _choose_ops(place)
-    model = Decoder(model_config, weights, ops, place, max_len)
-    num_blocks = _num_blocks(config, model_config, kv_dtype, place.device, max_len)
-    max_len = _fit_model_len(config, max_len, num_blocks)
+    decoder = Decoder(model_config, weights, _choose_ops(place), place, max_len)
+    return LoadedModel(resolved, model_config, decoder, place, kv_dtype, dtype, max_len)
+
+
+def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes = b"") -> LoadedEngine:
+    """A scheduler, a KV pool and a runner around loaded weights.
+
+    Raises:
+        LoadError: the KV memory holds too little for the options.
+    """
+    shape, device = model.model_config, model.place.device
+    num_blocks = _num_blocks(config, shape, model.kv_dtype, device, model.max_len)
+    max_len = _fit_model_len(config, model.max_len, num_blocks)
     scheduler = Scheduler(
         config,
         num_blocks=num_blocks,
         max_model_len=max_len,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
         prefix_key=prefix_key,
     )
     runner = ModelRunner(
-        model,
-        _make_caches(model_config, num_blocks, config.block_size, kv_dtype, place.device),
-        PersistentBatch(config.max_num_seqs, max_len, config.block_size, place.device),
-        Sampler(model_config.vocab_size, model_config.eos_token_ids, place.device),
+        model.decoder,
+        _make_caches(shape, num_blocks, config.block_size, model.kv_dtype, device),
+        PersistentBatch(config.max_num_seqs, max_len, config.block_size, device),
+        Sampler(shape.vocab_size, shape.eos_token_ids, device),
     )
     core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
-    fingerprint = _fingerprint(resolved, config, model_config, dtype_name)
-    return LoadedEngine(core, model_config, max_len, dtype_name, fingerprint)
+    fingerprint = _fingerprint(model.source, config, shape, model.dtype)
+    return LoadedEngine(core, shape, max_len, model.dtype, fingerprint)
 
 
 def _resolve_types(

@@ -423,9 +423,11 @@ class Scheduler:
         if sequence.params.prompt_logprobs is not None and scheduled.start < sequence.num_prompt - 1:
             sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.id, [])
         if not scheduled.samples:
-            if sequence.max_output == 0 and sequence.num_computed >= sequence.num_prompt:
-                return self._first_delta(sequence, self._end(sequence, FinishReason.LENGTH))
-            return None
+            if sequence.max_output > 0 or scheduled.start + scheduled.num_tokens < sequence.num_prompt:
+                return None
+            return self._told(
+                sequence, SequenceDelta(sequence.request.request_id, sequence.index), FinishReason.LENGTH
+            )
         token = result.tokens[sequence.id]
         sequence.num_pending -= 1
         sequence.token_ids.append(token)
@@ -434,24 +436,19 @@ class Scheduler:
         delta = SequenceDelta(sequence.request.request_id, sequence.index, (token,))
         if sequence.params.logprobs is not None:
             delta.logprobs = (result.logprobs[sequence.id],)
-        reason = self._reason_to_stop(sequence, token)
-        if reason is not None:
-            self._finish(sequence, reason)
-            delta.finish_reason = reason
-        return self._first_delta(sequence, delta)
+        return self._told(sequence, delta, self._reason_to_stop(sequence, token))
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> SequenceDelta:
-        self._finish(sequence, reason)
-        return SequenceDelta(sequence.request.request_id, sequence.index, finish_reason=reason)
-
-    def _first_delta(self, sequence: Sequence, delta: SequenceDelta) -> SequenceDelta:
-        """Add what only a choice's first delta carries."""
+    def _told(self, sequence: Sequence, delta: SequenceDelta, reason: FinishReason | None) -> SequenceDelta:
+        """Add what only a choice's first delta carries, and end the sequence if there is a reason to."""
         if len(sequence.token_ids) - sequence.num_prompt <= 1 and sequence.index == 0:
             delta.cached_tokens = sequence.cached_tokens
             if sequence.params.prompt_logprobs is not None:
                 first: tuple[TokenLogprob | None, ...] = (None,)
                 delta.prompt_logprobs = first + tuple(sequence.prompt_logprobs[: sequence.num_prompt - 1])
                 sequence.prompt_logprobs = []
+        delta.finish_reason = reason
+        if reason is not None:
+            self._finish(sequence, reason)
         return delta
 
     def _reason_to_stop(self, sequence: Sequence, token: int) -> FinishReason | None:

@@ -17,13 +17,13 @@ LOGIT_ROWS = 64  # prompt log-probabilities are made this many rows at a time: a
 
 
 class ModelRunner:
-    """Runs planned steps in their order. Its caches are [blocks, KV heads, block size, head size] a layer."""
+    """Runs planned steps in their order. `caches` holds [blocks, KV heads, block size, head size] a layer."""
 
     def __init__(
         self, model: Decoder, caches: list[KvPair], batch: PersistentBatch, sampler: Sampler
     ) -> None:
         self._model = model
-        self._caches = caches
+        self.caches = caches
         self._batch = batch
         self._sampler = sampler
 
@@ -31,12 +31,12 @@ class ModelRunner:
     def run(self, output: SchedulerOutput) -> StepResult:
         """Carry out one step: block copies, new rows, forward pass, draws."""
         for source, target in output.copies:
-            for pair in self._caches:
+            for pair in self.caches:
                 for cache in pair:
                     cache[target] = cache[source]
         self._batch.apply(output)
         token_ids, attention = self._batch.step_inputs(output)
-        hidden = self._model.hidden(token_ids, attention, self._caches)
+        hidden = self._model.hidden(token_ids, attention, self.caches)
         result = StepResult(output.step, {})
         self._read_prompts(output, hidden, result)
         self._draw(output, hidden, result)
