@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import IO
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.errors import StartupError
 from footplate.deployments.keeper import Keeper
-from footplate.deployments.leftovers import end_processes, find_processes, wait_until
+from footplate.deployments.leftovers import end_processes, find_processes
 from footplate.deployments.ports import RunPorts, require_free_port
 from footplate.deployments.ray_environment import find_haproxy, ray_arguments, ray_environment
 from footplate.deployments.run_paths import RunPaths
@@ -242,12 +243,13 @@ class PlatformRun:
     def _stop_ray(self) -> None:
         from footplate.deployments.serve_platform import stop_ray
 
-        # Ray offers no deadline for this, so it runs beside one; the strays are ended afterwards.
-        pool = ThreadPoolExecutor(1, thread_name_prefix="stop")
-        stopping = pool.submit(stop_ray)
-        if not wait_until(stopping.done, self.plan.drain_s + 5.0):
+        # Ray offers no deadline for this, so it runs beside one, on a thread that no exit waits for; the
+        # strays are ended afterwards.
+        stopping = threading.Thread(target=stop_ray, name="stop-ray", daemon=True)
+        stopping.start()
+        stopping.join(self.plan.drain_s + 5.0)
+        if stopping.is_alive():
             logger.warning("Ray did not stop in time; its processes are killed")
-        pool.shutdown(wait=False, cancel_futures=True)
         self._is_ray_up = False
 
     def _keep_ray_logs(self) -> None:

@@ -135,6 +135,9 @@ def stop_ray() -> None:
 
 
 def _shut_down() -> None:
+    if not ray.is_initialized():
+        # Serve's calls would start a new cluster, only to stop it.
+        return
     try:
         serve.shutdown()  # type: ignore[no-untyped-call]
     finally:
