@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from footplate.deployments.channel.frames import Status
@@ -32,13 +32,13 @@ CHANNEL_PURPOSE = "token-channel"
 class EngineReplica:
     """Owns one engine and its end of the token channel."""
 
-    async def __init__(self, spec: ReplicaSpec, index: str = "0") -> None:  # type: ignore[misc]
+    async def __init__(self, spec: ReplicaSpec, find_index: Callable[[], str]) -> None:  # type: ignore[misc]
         # Serve awaits constructors; the load is moved off the loop so that health probes are answered.
         master_key = MasterKey.load(Path(spec.master_key_file))
         self._model = spec.model
         self._outlet = TokenOutlet(
             master_key.derive(CHANNEL_PURPOSE),
-            label=(spec.model.name, index),
+            label=(spec.model.name, find_index()),
             abort=self._abort,
             status=self._status,
         )

@@ -44,7 +44,12 @@ def model_application(spec: ReplicaSpec, *, graceful_s: float = 3600.0) -> serve
         request_router_config=RequestRouterConfig(**BACKOFF),
         logging_config=LOGGING,
     )(EngineReplica)
-    return deployment.bind(spec)
+    return deployment.bind(spec, replica_index)
+
+
+def replica_index() -> str:
+    """This replica's place among its deployment's replicas: small, and given on to a replacement."""
+    return str(serve.get_replica_context().rank.rank)
 
 
 def gateway_application(
