@@ -24,8 +24,8 @@ class AsyncEngine:
     """Steps while there is work, sleeps otherwise. All methods may be called from any thread.
 
     `deliver` is called on the engine's thread once a step with everything new, ends included, and must
-    return quickly. Each accepted choice gets exactly one delta with a finish reason, unless a signal kills the
-    process.
+    return quickly. Each accepted choice gets exactly one delta with a finish reason, unless the process is
+    killed.
     """
 
     def __init__(

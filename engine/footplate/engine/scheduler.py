@@ -380,6 +380,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._give_back(sequence)
         sequence.state, sequence.num_computed = SequenceState.WAITING, 0
+        sequence.prompt_logprobs = []  # they are made anew with the prompt
         self._release_followers(sequence)
         self._waiting.push(sequence)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def _is_emulated(weight: torch.Tensor) -> bool:
-    """Whether torch multiplies this type on CPU by a reference loop, hundreds of times slower than float32."""
+    """Whether torch multiplies this type on CPU by a plain loop, hundreds of times slower than float32."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float16):
         return False
     native = torch.ops.mkldnn
@@ -19,8 +19,8 @@ def _is_emulated(weight: torch.Tensor) -> bool:
 class DenseLinear:
     """A weight [N, K] held by torch. Rows come in the weight's type.
 
-    On a CPU without instructions for a 16-bit type the product is made in float32 from the same rounded values,
-    and rounded once at the end, which is what those instructions do; the weight then takes twice the memory.
+    On a CPU without instructions for a 16-bit type the product is made in float32 from the same rounded
+    values, and rounded once at the end, which is what those instructions do; it takes twice the memory.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
