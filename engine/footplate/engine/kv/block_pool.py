@@ -125,7 +125,7 @@ class BlockPool:
         """Make a full block findable; gives the entry that now stands for its content.
 
         Equal content that is cached already keeps its block (tables are append-only, so equal blocks are not
-        merged) and its entry is given back. None when caching is off or the key stands for other content.
+        merged) and its entry is given back. None when caching is off or the key stands for other tokens.
         """
         if not self._caching:
             return None
@@ -133,8 +133,15 @@ class BlockPool:
         parent_entry = parent.entry_id if parent else ROOT_ENTRY
         key = self._hasher.child(parent.key if parent else root, tokens)
         entry = self._entries.get(key)
+        if entry is not None and self._proves(entry, parent_entry, tokens, root):
+            return entry
         if entry is not None:
-            return entry if self._proves(entry, parent_entry, tokens, root) else None
+            if entry.token_ids != tokens:
+                return None
+            # The same tokens after a prefix whose own block was evicted: nobody can reach them there.
+            self._forget(entry.block)
+            if self._refs[entry.block] == 0:
+                self._free.move_to_end(entry.block, last=False)
         entry = CacheEntry(
             self._next_entry, key, block, parent_entry, tokens, root if parent is None else b""
         )
