@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from footplate.engine.config import EngineConfig
-from footplate.engine.plan import StepResult
+from footplate.engine.plan import SchedulerOutput, StepResult
 from footplate.engine.scheduler import DrainFirst, Scheduler
 from footplate.engine.types import EngineRequest, FinishReason, SamplingParams, SequenceDelta
 from tests.engine.stub_device import EOS, StubDevice
@@ -15,13 +15,20 @@ VOCAB = 64
 
 
 def make_request(
-    request_id: str, prompt: list[int] | int, tenant: str = "a", priority: int = 0, **params: Any
+    request_id: str,
+    prompt: list[int] | int,
+    tenant: str = "a",
+    priority: int = 0,
+    weight: float = 1.0,
+    **params: Any,
 ) -> EngineRequest:
     """`prompt` as ids, or as a length. Params default to 8 tokens, seed 1, EOS ignored."""
     ids = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
     ids = [i % VOCAB for i in ids]
     sampling = SamplingParams(**{"max_tokens": 8, "seed": 1, "ignore_eos": True} | params)
-    return EngineRequest(request_id, ids, sampling, tenant.encode(), tenant=tenant, priority=priority)
+    return EngineRequest(
+        request_id, ids, sampling, tenant.encode(), tenant=tenant, priority=priority, weight=weight
+    )
 
 
 class Driver:
@@ -43,6 +50,7 @@ class Driver:
         self.device = StubDevice(num_blocks, self.config.block_size, VOCAB)
         self.ahead = ahead
         self.flying: deque[StepResult] = deque()
+        self.outputs: list[SchedulerOutput] = []
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: dict[tuple[str, int], FinishReason] = {}
         self.deltas: list[SequenceDelta] = []
@@ -57,6 +65,7 @@ class Driver:
             self.read()
             return True
         if output is not None:
+            self.outputs.append(output)
             self.flying.append(self.device.run(output))
         return output is not None
 

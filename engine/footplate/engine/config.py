@@ -39,7 +39,7 @@ class EngineConfig:
     seed: int = 0
     device: str = "auto"  # cpu, cuda or auto
     async_scheduling: bool = True  # one step ahead of the host; off gives the same ids
-    max_waiting: int = 4096  # requests queued before the door says overloaded
+    max_waiting: int = 4096  # choices queued before the door says overloaded
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)

@@ -97,9 +97,9 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is already running", "request_id")
         validate_request(request, self.vocab_size)
-        if len(self._waiting) + request.params.n > self._config.max_waiting:
+        if self.num_waiting + request.params.n > self._config.max_waiting:
             raise EngineOverloaded(
-                f"{len(self._waiting)} requests wait; the limit is {self._config.max_waiting}"
+                f"{self.num_waiting} choices wait; the limit is {self._config.max_waiting}"
             )
         max_output = self._max_output(request)
         choices = [self._make_sequence(request, index, max_output) for index in range(request.params.n)]
@@ -137,7 +137,12 @@ class Scheduler:
             id=number,
             request=request,
             index=index,
-            params=dataclasses.replace(request.params, seed=choice_seed(seed, index)),
+            params=dataclasses.replace(
+                request.params,
+                seed=choice_seed(seed, index),
+                # told with choice 0 only; without them the others can share its prompt blocks
+                prompt_logprobs=request.params.prompt_logprobs if index == 0 else None,
+            ),
             max_output=max_output,
             arrival=number,
             root=self._hasher.root(request.cache_scope),
@@ -330,10 +335,9 @@ class Scheduler:
             self._counts["hits"] += sequence.num_computed
         sequence.was_admitted = True
 
-    @staticmethod
-    def _rank(sequence: Sequence) -> tuple[int, int]:
+    def _rank(self, sequence: Sequence) -> tuple[int, int]:
         """The highest rank is preempted first: the lowest class, and in it the newest."""
-        return (sequence.request.priority, sequence.arrival)
+        return (self._waiting.priority(sequence), sequence.arrival)
 
     def _yield_to_higher_class(self) -> bool:
         """Preempt running work of a lower class when a waiting sequence of a higher one finds no room."""
@@ -494,11 +498,16 @@ class Scheduler:
     def num_in_flight(self) -> int:
         return len(self._steps)
 
+    @property
+    def num_waiting(self) -> int:
+        """Choices that wait for admission, those held back behind their request's first included."""
+        return len(self._waiting) + sum(len(f) for f in self._followers.values())
+
     def stats(self) -> EngineStats:
         counts = self._counts
         return EngineStats(
             running=len(self._running),
-            waiting=len(self._waiting) + sum(len(f) for f in self._followers.values()),
+            waiting=self.num_waiting,
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_used=self.pool.num_held,
             block_size=self.pool.block_size,

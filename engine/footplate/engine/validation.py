@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ from footplate.engine.types import EngineRequest, SamplingParams
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_SEED = 2**64
+MIN_WEIGHT = 1e-6
 SEED_STEP = 0xBF58476D1CE4E5B9
 
 
@@ -32,8 +32,8 @@ def validate_request(request: EngineRequest, vocab_size: int) -> None:
         raise InvalidRequest("no adapter is loaded in this engine", "adapter_id")
     if request.kv_transfer is not None:
         raise InvalidRequest("this engine does not transfer KV blocks", "kv_transfer")
-    if not (math.isfinite(request.weight) and request.weight > 0):
-        raise InvalidRequest(f"weight is {request.weight}; it must be above 0", "weight")
+    _check_range("weight", request.weight, MIN_WEIGHT, 1 / MIN_WEIGHT)
+    _check_int("priority", request.priority, -(2**31), 2**31)
     validate_params(request.params, vocab_size)
 
 

@@ -18,21 +18,23 @@ class VirtualCounters:
     """A virtual token counter per tenant (Sheng et al., "Fairness in Serving LLMs", OSDI 2024).
 
     Work is charged as it is scheduled, divided by the tenant's weight. A tenant that comes back from idle is
-    lifted to the lowest busy counter, so that idleness earns no credit. Under other policies than `fair` all
-    counters stay 0 and the order is that of priority and arrival.
+    lifted to the lowest busy counter (to that of the last to leave when nobody is busy), so that idleness
+    earns no credit. Under other policies than `fair` all counters stay 0 and the order is that of priority
+    and arrival.
     """
 
     def __init__(self, *, fair: bool) -> None:
         self._fair = fair
         self._counter: dict[str, float] = {}
         self._active: dict[str, int] = {}
+        self._last_left = 0.0  # counter of the tenant that left last
 
     def value(self, tenant: str) -> float:
         return self._counter.get(tenant, 0.0) if self._fair else 0.0
 
     def arrive(self, tenant: str) -> None:
         if not self._active.get(tenant):
-            floor = min((self._counter.get(t, 0.0) for t in self._active), default=0.0)
+            floor = min((self._counter[t] for t in self._active), default=self._last_left)
             self._counter[tenant] = max(self._counter.get(tenant, 0.0), floor)
         self._active[tenant] = self._active.get(tenant, 0) + 1
 
@@ -40,11 +42,14 @@ class VirtualCounters:
         self._active[tenant] -= 1
         if not self._active[tenant]:
             del self._active[tenant]
+            self._last_left = self._counter[tenant]
             self._prune()
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """Bill tokens that were just counted as computed."""
         if self._fair:
-            cost = DECODE_COST if sequence.num_output > 0 and num_tokens == 1 else PREFILL_COST
+            generates = num_tokens == 1 and sequence.num_computed > sequence.num_prompt
+            cost = DECODE_COST if generates else PREFILL_COST
             request = sequence.request
             self._counter[request.tenant] += num_tokens * cost / request.weight
 
@@ -69,15 +74,19 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._num_waiting
 
+    def priority(self, sequence: Sequence) -> int:
+        """The sequence's class; policy `fcfs` knows only one."""
+        return 0 if self._policy == "fcfs" else sequence.request.priority
+
     def key(self, sequence: Sequence) -> OrderKey:
         """Sorts sequences, running ones too, the next to serve first."""
-        priority = 0 if self._policy == "fcfs" else sequence.request.priority
-        return (priority, self.counters.value(sequence.request.tenant), sequence.arrival)
+        return (self.priority(sequence), self.counters.value(sequence.request.tenant), sequence.arrival)
 
     def push(self, sequence: Sequence) -> None:
         lane = sequence.request.tenant if self._policy == "fair" else ""
-        priority = 0 if self._policy == "fcfs" else sequence.request.priority
-        heapq.heappush(self._lanes.setdefault(lane, []), (priority, sequence.arrival, sequence))
+        heapq.heappush(
+            self._lanes.setdefault(lane, []), (self.priority(sequence), sequence.arrival, sequence)
+        )
         self._num_waiting += 1
 
     def discard(self, sequence: Sequence) -> None:
