@@ -32,7 +32,7 @@ class SamplingParams:
 
     max_tokens: int | None = None  # None: as many as the context holds
     min_tokens: int = 0
-    temperature: float = 1.0  # 0 is greedy: the arg-max of the row, ties to the lowest id
+    temperature: float = 1.0  # below 1e-5 is greedy: the arg-max of the row, ties to the lowest id
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1 is off
     min_p: float = 0.0

@@ -39,26 +39,37 @@ def needs_edits(params: SamplingParams, num_output: int) -> bool:
 
 
 def edit_row(logits: torch.Tensor, row: RowContext, eos_token_ids: tuple[int, ...]) -> None:
-    """Apply allowed ids, bad words, min-tokens, logit bias and penalties to logits [V], in place."""
+    """Apply allowed ids, bad words, min-tokens, logit bias and penalties to logits [V], in place.
+
+    When bad words and min-tokens leave none of the allowed ids, the allowed ids win.
+    """
     params = row.params
     if params.allowed_token_ids:
         allowed = _index(params.allowed_token_ids, logits)
         kept = logits[allowed]
         logits.fill_(NEVER)
         logits[allowed] = kept
-    for word in params.bad_words_ids:
-        head, last = word[:-1], word[-1]
-        output = row.token_ids[row.num_prompt :]
-        if not head or (len(output) >= len(head) and tuple(output[-len(head) :]) == head):
-            logits[last] = NEVER
-    if row.num_output < params.min_tokens:
-        ends = params.stop_token_ids + (() if params.ignore_eos else eos_token_ids)
-        if ends:
-            logits[_index(ends, logits)] = NEVER
+    _mask(logits, row, eos_token_ids)
+    if params.allowed_token_ids and logits[allowed].max() == NEVER:
+        logits[allowed] = kept
     if params.logit_bias:
         bias = torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device)
         logits[_index(tuple(params.logit_bias), logits)] += bias
     _apply_penalties(logits, row)
+
+
+def _mask(logits: torch.Tensor, row: RowContext, eos_token_ids: tuple[int, ...]) -> None:
+    """Take out what would complete a bad word, and before min-tokens what would end the answer."""
+    params = row.params
+    for word in params.bad_words_ids:
+        head, last = tuple(word[:-1]), word[-1]
+        output = row.token_ids[row.num_prompt :]
+        if not head or (len(output) >= len(head) and tuple(output[-len(head) :]) == head):
+            logits[last] = NEVER
+    if row.num_output < params.min_tokens:
+        ends = (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
+        if ends:
+            logits[_index(ends, logits)] = NEVER
 
 
 def _apply_penalties(logits: torch.Tensor, row: RowContext) -> None:

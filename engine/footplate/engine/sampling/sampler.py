@@ -13,8 +13,10 @@ import torch
 from footplate.engine.sampling.edits import NEVER, RowContext, edit_row, needs_edits
 from footplate.engine.sampling.noise import draw_key, gumbel
 from footplate.engine.types import SamplingParams, TokenLogprob
+from footplate.engine.validation import MAX_LOGPROBS
 
 CANDIDATES = 256  # most truncated draws need no more; those that do are done over the whole vocabulary
+MIN_TEMPERATURE = 1e-5  # anything colder is greedy: scores over it leave float32
 
 
 class Sampler:
@@ -32,7 +34,7 @@ class Sampler:
         for i, row in enumerate(rows):
             if needs_edits(row.params, row.num_output):
                 edit_row(logits[i], row, self._eos)
-        drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+        drawn = [i for i, row in enumerate(rows) if row.params.temperature >= MIN_TEMPERATURE]
         if not drawn:
             return logits.argmax(dim=-1)
         tokens = (
@@ -54,11 +56,12 @@ class Sampler:
         return scores.add_(noise).argmax(dim=-1)
 
     def _draw_truncated(self, scores: torch.Tensor, rows: Sequence[RowContext]) -> torch.Tensor:
-        """Draw from what min-p, top-k and top-p leave: the best candidates first, all tokens if need be."""
+        """Draw from what min-p, top-k and top-p leave: the best candidates first, all tokens if need be.
+
+        Both widths are the same for every batch: equal scores at a cut may be ordered differently in another.
+        """
         vocab_size = scores.shape[1]
-        wanted = max((min(r.params.top_k, vocab_size) for r in rows), default=0)
-        width = min(max(CANDIDATES, wanted), vocab_size)
-        tokens, complete = self._draw_among(scores, rows, width)
+        tokens, complete = self._draw_among(scores, rows, min(CANDIDATES, vocab_size))
         if not complete.all():
             redo = (~complete).nonzero().flatten()
             again = [rows[i] for i in redo.tolist()]
@@ -83,7 +86,8 @@ class Sampler:
         kept &= (before < top_p) | (rank == 0)
         noise = gumbel(ids.to(torch.int32), _keys(rows, scores.device))
         choice = torch.where(kept, best + noise, NEVER).argmax(dim=-1, keepdim=True)
-        complete = ~kept[:, -1] | (limit.flatten() <= width) | (width == scores.shape[1])
+        limit = limit.flatten()
+        complete = (limit <= width) | (~kept[:, -1] & (limit >= scores.shape[1])) | (width == scores.shape[1])
         return ids.gather(1, choice).flatten(), complete
 
 
@@ -112,7 +116,7 @@ def token_logprobs(
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs.gather(1, token_ids[:, None])
     ranks = (logprobs > chosen).sum(dim=-1) + 1
-    width = max(num_top, default=0)
+    width = min(MAX_LOGPROBS, logits.shape[1]) if any(num_top) else 0  # one width: so are ties in any batch
     values, ids = logprobs.topk(width, dim=-1) if width else (logprobs[:, :0], token_ids[:, None][:, :0])
     return [
         TokenLogprob(token, logprob, rank, tuple(zip(top_ids[:k], top_values[:k], strict=True)))
