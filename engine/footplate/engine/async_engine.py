@@ -45,7 +45,7 @@ class AsyncEngine:
         self.fingerprint = fingerprint
         self.core = core
         self._deliver = deliver
-        self._live: dict[str, int] = {}  # request id -> unfinished choices, for the case that the loop dies
+        self._live: dict[str, set[int]] = {}  # request id -> unfinished choices, should the loop die
         self._wake = threading.Condition(core.lock)
         self._stopping = False
         self._fault: str | None = None
@@ -96,7 +96,7 @@ class AsyncEngine:
             if self._stopping:
                 raise EngineOverloaded("this engine is shutting down; send the request again")
             self.core.scheduler.add(request)
-            self._live[request.request_id] = request.params.n
+            self._live[request.request_id] = set(range(request.params.n))
             self._wake.notify()
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -147,10 +147,9 @@ class AsyncEngine:
             return
         for delta in deltas:
             if delta.finish_reason is not None:
-                left = self._live[delta.request_id] - 1
-                if left:
-                    self._live[delta.request_id] = left
-                else:
+                left = self._live[delta.request_id]
+                left.remove(delta.index)
+                if not left:
                     del self._live[delta.request_id]
         self._deliver(deltas)
 
@@ -162,8 +161,8 @@ class AsyncEngine:
         logger.error("%s", self._fault, exc_info=error)
         ends = [
             SequenceDelta(request_id, index, finish_reason=FinishReason.ERROR, error="engine_dead")
-            for request_id, count in live.items()
-            for index in range(count)
+            for request_id, choices in live.items()
+            for index in sorted(choices)
         ]
         try:
             self._deliver(ends)
