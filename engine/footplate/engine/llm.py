@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
+from footplate.engine.errors import InvalidRequest
 from footplate.engine.loader import load_engine
 from footplate.engine.text.choice import ChoiceDecoder
 from footplate.engine.text.pipeline import TextPipeline
@@ -29,6 +30,8 @@ from footplate.engine.types import (
     TokenLogprob,
     TokenUsage,
 )
+
+NO_LIMIT = 2**63
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -92,7 +95,9 @@ class LLM:
         Raises:
             LoadError: the model or an option can't be used.
         """
-        loaded = load_engine(source, EngineConfig(**engine), models_dir=models_dir)
+        # The door's limit protects servers; here all prompts of a call are given at once.
+        config = EngineConfig(**{"max_waiting": NO_LIMIT} | engine)
+        loaded = load_engine(source, config, models_dir=models_dir)
         self.core = loaded.core
         self.max_model_len = loaded.max_model_len
         self.text = TextPipeline.load(source, chat_template, models_dir)
@@ -149,21 +154,20 @@ class LLM:
                 job = _Job(f"llm-{next(self._numbers)}", prompt, params, self.text)
                 self.core.add(job.request)
                 jobs[job.request.request_id] = job
-        except Exception:
+            with Progress(transient=True, disable=not show_progress) as progress:
+                self._drain(jobs, progress)
+        except BaseException:  # also an interrupt: the next call must not go on with these
             for request_id in jobs:
                 self.core.abort(request_id)
-            self._drain({}, None)
             raise
-        with Progress(transient=True, disable=not show_progress) as progress:
-            self._drain(jobs, progress)
         return [job.output for job in jobs.values()]
 
-    def _drain(self, jobs: dict[str, _Job], progress: Progress | None) -> None:
-        task = progress.add_task("requests", total=len(jobs)) if progress else None
+    def _drain(self, jobs: dict[str, _Job], progress: Progress) -> None:
+        task = progress.add_task("requests", total=len(jobs))
         while self.core.has_work:
             for delta in self.core.step():
-                job = jobs.get(delta.request_id)
-                if job is not None and job.take(delta, self.core) and progress and task is not None:
+                job = jobs.get(delta.request_id)  # None: of a call before this one that was cut short
+                if job is not None and job.take(delta, self.core):
                     progress.advance(task)
 
 
@@ -174,7 +178,7 @@ class _Job:
         self, request_id: str, prompt: list[int], params: SamplingParams, text: TextPipeline
     ) -> None:
         if params.bad_words:
-            ids = params.bad_words_ids + text.bad_words_ids(params.bad_words)
+            ids = (*params.bad_words_ids, *text.bad_words_ids(params.bad_words))
             params = dataclasses.replace(params, bad_words_ids=ids)
         self.request = EngineRequest(request_id, prompt, params)
         wants_logprobs = params.logprobs is not None
@@ -215,4 +219,6 @@ def _as_settings(
 ) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{len(params)} sampling parameters for {count} prompts; give one or as many")
     return list(params)
