@@ -10,9 +10,9 @@ import importlib.util
 import os
 import secrets
 import shutil
-import stat
 from pathlib import Path
 
+from footplate.deployments.haproxy_wrapper import write_wrapper
 from footplate.deployments.ports import RunPorts
 from footplate.deployments.run_paths import MARK_VARIABLE, RunPaths
 
@@ -62,7 +62,7 @@ def ray_environment(paths: RunPaths, ports: RunPorts, haproxy: Path | None) -> d
     return {
         **environment,
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_write_loopback_wrapper(folder, ports, haproxy)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_wrapper(folder, ports, haproxy)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
@@ -92,26 +92,3 @@ def ray_arguments(paths: RunPaths) -> dict[str, object]:
         # Requests and tokens never go through the object store; this is Ray's smallest.
         "object_store_memory": 80 * 1024 * 1024,
     }
-
-
-def _write_loopback_wrapper(folder: Path, ports: RunPorts, haproxy: Path) -> Path:
-    """A program that binds HAProxy's statistics and metrics to loopback, and then becomes HAProxy.
-
-    Serve's template binds both to all interfaces and has no switch for it; it does have one for the program.
-    """
-    wrapper = folder / "haproxy"
-    wrapper.write_text(
-        "#!/bin/sh\n"
-        "# Serve writes the configuration and starts this with `-f FILE`.\n"
-        'previous=""\n'
-        'for argument in "$@"; do\n'
-        '  if [ "$previous" = "-f" ]; then\n'
-        f"    sed -i -e 's/bind :{ports.haproxy_metrics}$/bind 127.0.0.1:{ports.haproxy_metrics}/'"
-        f" -e 's/bind \\*:{ports.haproxy_stats}$/bind 127.0.0.1:{ports.haproxy_stats}/' \"$argument\"\n"
-        "  fi\n"
-        '  previous="$argument"\n'
-        "done\n"
-        f'exec "{haproxy}" "$@"\n'
-    )
-    wrapper.chmod(stat.S_IRWXU)
-    return wrapper

@@ -1,0 +1,47 @@
+"""Stop and kill of a whole platform on a data folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from footplate.deployments.leftovers import find_processes, send_signal, wait_until
+from footplate.deployments.run_paths import RunPaths
+from tests.e2e.serve_process import SMALL, ServeProcess
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "data"
+    yield folder
+    paths = RunPaths.of(folder)
+    for pid in find_processes(paths.mark, str(paths.run_dir)):
+        send_signal(pid, 9)
+
+
+def test_a_killed_platform_starts_again_and_a_stopped_one_leaves_nothing(data_dir: Path) -> None:
+    first = ServeProcess.launch(data_dir)
+    keys = {name: first.key(name) for name in ("admin", "tenant", "scrape", "master")}
+    modes = {name: (data_dir / "keys" / f"{name}.key").stat().st_mode & 0o777 for name in keys}
+    assert set(modes.values()) == {0o600}
+    old = set(first.processes())
+    assert len(old) > 5
+    first.kill()
+    # Not waiting for the keeper: an operator's next start may be as quick.
+    second = ServeProcess.launch(data_dir)
+    try:
+        assert {name: second.key(name) for name in keys} == keys
+        with second.http() as http:
+            answer = http.post("/v1/completions", json={"model": SMALL, "prompt": "Hello", "max_tokens": 2})
+        assert answer.status_code == 200
+        with second.http("scrape") as http:
+            assert http.get("/metrics").status_code == 200
+        assert wait_until(lambda: not old & set(second.processes()), 10)
+    finally:
+        second.stop()
+    assert second.processes() == {}
+    assert not RunPaths.of(data_dir).run_dir.exists()

@@ -1,0 +1,153 @@
+"""What operators and their scrapers see, and the command line beside a running platform."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from footplate.deployments.leftovers import wait_until
+from tests.e2e.serve_process import BASE, FOOTPLATE, SMALL, ServeProcess, clean_environment
+
+pytestmark = pytest.mark.e2e
+GAUGES = {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"}
+COUNTERS = {
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+}
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds",
+}
+
+
+def footplate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(FOOTPLATE), *arguments],
+        env=clean_environment(**environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_health_and_readiness_need_no_key(served: ServeProcess) -> None:
+    with served.http(None) as http:
+        assert http.get("/healthz").status_code == 200
+        ready = http.get("/readyz")
+    assert ready.status_code == 200
+    states = ready.json()["dependencies"]
+    assert {"engines", "database"} <= set(states)
+    assert all(state["ready"] for state in states.values())
+
+
+def test_every_answer_has_one_request_id_of_ours(served: ServeProcess) -> None:
+    with served.http() as http:
+        for path in ("/healthz", "/v1/models", "/v1/nothing", "/nothing", "/-/healthz"):
+            for headers in ({}, {"x-request-id": "mine"}):
+                response = http.get(path, headers=headers)
+                ids = response.headers.get_list("x-request-id")
+                assert len(ids) == 1 and ids[0].startswith("req_"), (path, ids)
+                assert response.headers["openai-processing-ms"].isdigit()
+
+
+def test_metrics_need_the_right_key(served: ServeProcess) -> None:
+    for key, status in ((None, 401), ("tenant", 403), ("scrape", 200), ("admin", 200)):
+        with served.http(key) as http:
+            assert http.get("/metrics").status_code == status, key
+    with served.http("scrape") as http:
+        assert http.get("/v1/models").status_code == 403
+        body = {"model": SMALL, "prompt": "x"}
+        assert http.post("/v1/completions", json=body).status_code == 403
+
+
+def test_metrics_count_what_is_served(served: ServeProcess) -> None:
+    body: dict[str, Any] = {"model": SMALL, "prompt": [7] * 40, "max_tokens": 5, "ignore_eos": True}
+    served.await_idle(10)
+    with served.http() as http:
+        # One before, so that every series exists.
+        assert http.post("/v1/completions", json=body).status_code == 200
+        served.await_idle(10)
+        names = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total")
+        wait_until(lambda: served.metric("vllm:request_success_total") > 0, 5)
+        before = {name: served.metric(name) for name in names}
+        ended = served.metric("vllm:request_success_total", finished_reason="length")
+        timed = served.metric("vllm:e2e_request_latency_seconds_count")
+        usage = http.post("/v1/completions", json=body).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (40, 5)
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert wait_until(
+        lambda: served.metric("vllm:request_success_total", finished_reason="length") == ended + 1, 5
+    )
+    gained = [served.metric(name) - before[name] for name in names]
+    assert gained == [5, 40, usage["prompt_tokens_details"]["cached_tokens"]]
+    assert served.metric("vllm:e2e_request_latency_seconds_count") == timed + 1
+
+
+def test_all_metric_names_are_there_for_both_models(served: ServeProcess) -> None:
+    with served.http() as http:
+        for model in (SMALL, BASE):
+            assert http.post(
+                "/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 2}
+            ).is_success
+    lines = served.metrics().splitlines()
+    for model in (SMALL, BASE):
+        shown = {line.partition("{")[0] for line in lines if f'model_name="{model}"' in line}
+        assert GAUGES | COUNTERS | {f"{name}_bucket" for name in HISTOGRAMS} <= shown
+
+
+def test_chat_answers_one_question_from_the_command_line(served: ServeProcess) -> None:
+    arguments = ["chat", "What is the capital of France?", "--max-tokens", "16", "--temperature", "0"]
+    environment = {"FOOTPLATE_URL": served.url, "FOOTPLATE_API_KEY": served.key()}
+    done = footplate(*arguments, "--model", SMALL, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Paris" in done.stdout
+    refused = footplate(*arguments, **{**environment, "FOOTPLATE_API_KEY": "fp_nobody_wrong"})
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1
+    assert "key" in refused.stderr
+
+
+def test_the_doctor_finds_everything_the_platform_needs(tmp_path: Path) -> None:
+    config = tmp_path / "footplate.yaml"
+    config.write_text("server: {port: 0}\n")
+    done = footplate("doctor", "--json", "--config", str(config), "--data-dir", str(tmp_path / "data"))
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 0, findings
+    assert {"python", "torch", "ray", "haproxy", "configuration", "postgresql", "valkey"} <= set(findings)
+    config.write_text("server: {port: 0}\nmodels: [{name: a, source: 'gguf:/nowhere.gguf'}]\n")
+    done = footplate("doctor", "--json", "--config", str(config), "--data-dir", str(tmp_path / "data"))
+    assert done.returncode == 1
+    missing = [finding for finding in json.loads(done.stdout) if finding["state"] == "missing"]
+    assert [(finding["name"], bool(finding["mend"])) for finding in missing] == [("model a", True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("server:\n  port: 8000\n  host: [\n", None),
+        ("server:\n  port: eight\n", 2),
+        ("server:\n  port: 8000\nmodells: []\n", 3),
+        ("models:\n  - name: a\n    source: package:a\n    engine: {block_size: -1}\n", 4),
+    ],
+)
+def test_a_broken_configuration_is_named_by_file_and_line(
+    tmp_path: Path, text: str, line: int | None
+) -> None:
+    config = tmp_path / "broken.yaml"
+    config.write_text(text)
+    done = footplate("config", "check", str(config))
+    assert done.returncode == 1
+    assert f"{config}:{line or ''}" in done.stderr, done.stderr
+    served = footplate("serve", "--config", str(config), "--data-dir", str(tmp_path / "data"))
+    assert served.returncode == 1
+    assert f"{config}:{line or ''}" in served.stderr
+    assert "Traceback" not in served.stderr
