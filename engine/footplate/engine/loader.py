@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 CPU_KV_SHARE = 0.25  # of available memory, at most CPU_KV_MAX: other models and the system live beside it
 CPU_KV_MAX = 2 * GIB
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,6 +91,8 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
         LoadError: the KV memory holds too little for the options.
     """
     shape, device = model.model_config, model.place.device
+    if device.type == "cpu":
+        _keep_freed_memory()
     num_blocks = _num_blocks(config, shape, model.kv_dtype, device, model.max_len)
     max_len = _fit_model_len(config, model.max_len, num_blocks)
     scheduler = Scheduler(
@@ -108,6 +112,16 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
     core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
     fingerprint = _fingerprint(model.source, config, shape, model.dtype)
     return LoadedEngine(core, shape, max_len, model.dtype, fingerprint)
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc not to hand freed memory back: a step's buffers would fault in page by page, every step."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return  # another C library; only slower
+    for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        mallopt(option, GIB)
 
 
 def _resolve_types(

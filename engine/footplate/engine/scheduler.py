@@ -503,6 +503,10 @@ class Scheduler:
         """Choices that wait for admission, those held back behind their request's first included."""
         return len(self._waiting) + sum(len(f) for f in self._followers.values())
 
+    def live_sequences(self) -> list[Sequence]:
+        """Sequences that hold blocks, ended ones whose last step is in flight too. For looking only."""
+        return self._running + self._retiring
+
     def stats(self) -> EngineStats:
         counts = self._counts
         return EngineStats(
@@ -522,7 +526,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert conservation: free + held + in flight = total, rows likewise, and no count out of range."""
-        live = self._running + self._retiring
+        live = self.live_sequences()
         self.pool.check(s.block_table for s in live)
         rows = [s.row for s in live] + self._free_rows
         assert len(rows) == len(set(rows)) == min(self._config.max_num_seqs, self._budget), "a row leaked"

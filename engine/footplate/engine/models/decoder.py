@@ -6,10 +6,14 @@ windows with their own rotary base, and scaled embeddings. Everything else is Ll
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from footplate.engine.kernels.cpu_decoder import CpuDecoder, LayerWeights
+from footplate.engine.kernels.cpu_ops import CpuOps
+from footplate.engine.kernels.linear.packed import PackedLinear
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Embedding, Linear, Ops
 from footplate.engine.layers.attention import Attention, KvPair
 from footplate.engine.layers.mlp import GatedMlp
@@ -25,6 +29,10 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     packed: bool
+
+
+# Residual stream [T, hidden], which may be changed in place, to the last layer's output [T, hidden].
+LayerStack = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -74,12 +82,28 @@ class Decoder:
         self._head: Linear = weights.linear(["head"], place.dtype, place.device, place.packed)
         weights.finish()
 
-    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, caches: list[KvPair]) -> torch.Tensor:
-        """token_ids [T] -> hidden states before the final norm, [T, hidden]."""
+    def bind(self, caches: list[KvPair]) -> LayerStack:
+        """All layers over one set of caches; packed layers on native kernels become a single call."""
+        packed = [w for w in map(_packed_weights, self.layers) if w is not None]
+        if isinstance(self._ops, CpuOps) and len(packed) == len(self.layers):
+            return CpuDecoder(self._ops, packed, caches, self.config.norm_eps, self.config.activation)
+
+        def one_by_one(residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+            return self._run_layers(residual, batch, caches)
+
+        return one_by_one
+
+    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, layers: LayerStack) -> torch.Tensor:
+        """token_ids [T] -> hidden states before the final norm, [T, hidden]; `layers` is from `bind`."""
         residual = self._embed(token_ids).to(self._dtype)
         if self.config.embed_scale != 1.0:
             # The scale is rounded to the compute type, as the models were trained.
             residual = residual * torch.tensor(self.config.embed_scale, dtype=residual.dtype)
+        return layers(residual, batch)
+
+    def _run_layers(
+        self, residual: torch.Tensor, batch: AttentionBatch, caches: list[KvPair]
+    ) -> torch.Tensor:
         x = self._ops.rms_norm(residual, self.layers[0].attn_norm, self.config.norm_eps)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
@@ -89,10 +113,38 @@ class Decoder:
         return residual + out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] -> [R, vocab] float32, a new tensor the caller may change."""
-        logits = self._head(self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)).float()
+        """[R, hidden] -> [R, vocab] float32, which the caller may change; valid until the next call."""
+        eps = self.config.norm_eps
+        if isinstance(self._head, PackedLinear):
+            logits = self._head.normed(hidden, self._final_norm, eps)
+        else:
+            logits = self._head(self._ops.rms_norm(hidden, self._final_norm, eps)).float()
         cap = self.config.final_soft_cap
         return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def _packed_weights(layer: DecoderLayer) -> LayerWeights | None:
+    """The layer as the native stack takes it, if all its matrices are packed."""
+    attention, mlp = layer.attention, layer.mlp
+    matrices = (attention.qkv, attention.out, mlp.gate_up, mlp.down)
+    qkv, out, gate_up, down = (m if isinstance(m, PackedLinear) else None for m in matrices)
+    if qkv is None or out is None or gate_up is None or down is None:
+        return None
+    q_norm, k_norm = attention.qk_norm[:2] if attention.qk_norm else (None, None)
+    return LayerWeights(
+        qkv,
+        out,
+        gate_up,
+        down,
+        layer.attn_norm,
+        layer.mlp_norm,
+        attention.spec,
+        attention.cos_sin,
+        post_attn_norm=layer.post_attn_norm,
+        post_mlp_norm=layer.post_mlp_norm,
+        q_norm=q_norm,
+        k_norm=k_norm,
+    )
 
 
 class _Builder:

@@ -24,6 +24,7 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self.caches = caches
+        self._layers = model.bind(caches)
         self._batch = batch
         self._sampler = sampler
 
@@ -36,7 +37,7 @@ class ModelRunner:
                     cache[target] = cache[source]
         self._batch.apply(output)
         token_ids, attention = self._batch.step_inputs(output)
-        hidden = self._model.hidden(token_ids, attention, self.caches)
+        hidden = self._model.hidden(token_ids, attention, self._layers)
         result = StepResult(output.step, {})
         self._read_prompts(output, hidden, result)
         self._draw(output, hidden, result)
