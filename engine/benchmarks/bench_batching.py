@@ -2,8 +2,8 @@
 
     python engine/benchmarks/bench_batching.py [--rounds 3]
 
-Request-level batching runs eight requests, waits for the longest, then takes the next eight (as servers did before
-Orca, OSDI 2022). Continuous batching lets sequences enter and leave at every step.
+Request-level batching runs eight requests, waits for the longest, then takes the next eight (as servers did
+before Orca, OSDI 2022). Continuous batching lets sequences enter and leave at every step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How much of the held KV memory is no token's state: the `mixed` load at full lengths on the scheduler alone.
+"""How much of the held KV memory is no token's state: the `mixed` load at full lengths, scheduler alone.
 
     python engine/benchmarks/bench_kv_memory.py
 
-The runner is a stub that draws a constant, so that policy is measured and nothing else. Waste is what the last,
-partly filled block of each sequence leaves empty; blocks shared by a prefix count once.
+The runner is a stub that draws a constant, so that policy is measured and nothing else. Waste is what the
+last, partly filled block of each sequence leaves empty; blocks shared by a prefix count once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def waste_percent(num_blocks: int = 20_000) -> tuple[float, float]:
 
 
 def leaked_blocks(requests: int = 500) -> int:
-    """Blocks neither free nor cached after random requests with aborts in a pool that is too small for them."""
+    """Blocks neither free nor cached after random requests with aborts in a pool too small for them all."""
     rng, core = random.Random(3), make_core(600)
     for i in range(requests):
         ids = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 900))]
