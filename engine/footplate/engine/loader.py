@@ -140,6 +140,13 @@ def _resolve_types(
     kv_name = config.kv_dtype
     if kv_name == "auto":
         kv_name = "bfloat16" if packed else name
+    if kv_name == "float16" and device.type == "cpu" and name == "float32":
+        raise LoadError("kv_dtype float16 has no CPU kernel; use bfloat16 or float32")
+    if config.deterministic and not packed:
+        raise LoadError(
+            "deterministic is set; in this version only packed weights on CPU (a GGUF file, dtype auto) have "
+            "results that do not depend on the batch"
+        )
     place = Placement(DTYPES[name], device, packed)
     return place, DTYPES[kv_name], "packed" if packed else name
 
