@@ -255,3 +255,18 @@ def test_the_door_tells_what_the_engine_holds(start: Callable[..., Started]) -> 
     assert (engine.kv_tokens, engine.max_model_len, engine.vocab_size) == (64, 512, VOCAB)
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.kv_blocks_total) == (0, 0, 16)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_ahead_means_one_step_is_in_flight_between_steps(ahead: bool) -> None:
+    driver = Driver()
+    core = EngineCore(driver.scheduler, driver.device, ahead=ahead)
+    core.add(make_request("r", 4, max_tokens=3))
+    told, in_flight = [], []
+    while core.has_work:
+        told.append(sum(len(d.token_ids) for d in core.step()))
+        in_flight.append(core.scheduler.num_in_flight)
+    core.shutdown()
+    # ahead: a step is read only once the next one is launched, the last one when nothing is left to launch
+    assert told == ([0, 1, 1, 1] if ahead else [1, 1, 1])
+    assert in_flight == ([1, 1, 1, 0] if ahead else [0, 0, 0])
