@@ -138,6 +138,13 @@ def test_noise_is_a_pure_function_of_seed_position_and_token() -> None:
     assert abs(float(noise.mean()) - 0.5772) < 0.03  # Euler's constant, the mean of a Gumbel
 
 
+def test_both_halves_of_a_key_enter_the_noise() -> None:
+    ids = torch.arange(2000, dtype=torch.int32)
+    noise = gumbel(ids, torch.tensor([[1, 1], [1, 2], [2, 1]], dtype=torch.int32))
+    correlations = torch.corrcoef(noise) - torch.eye(3)
+    assert float(correlations.abs().max()) < 4 / math.sqrt(2000)
+
+
 def test_keys_of_neighbouring_seeds_and_positions_differ() -> None:
     keys = {draw_key(seed, position) for seed in range(-20, 20) for position in range(200)}
     assert len(keys) == 40 * 200
