@@ -155,6 +155,15 @@ class ServeProcess:
             line for line in self.metrics().splitlines() if re.match(r"vllm:(num_requests|kv_cache_u)", line)
         ]
 
+    def await_settled(self, name: str = "vllm:generation_tokens_total", timeout_s: float = 10) -> None:
+        """Wait until a whole round of statistics has brought nothing new: they lag behind the answers."""
+
+        def is_settled() -> bool:
+            before = self.metric(name)
+            return not wait_until(lambda: self.metric(name) != before, 0.7)
+
+        assert wait_until(is_settled, timeout_s)
+
     def await_running(self, model: str = SMALL, timeout_s: float = 20, least: int = 1) -> None:
         """Wait until the engine works on something."""
         assert wait_until(lambda: self.metric("vllm:num_requests_running", model) >= least, timeout_s)

@@ -118,8 +118,8 @@ def test_what_is_no_http_is_refused_and_closed(served: ServeProcess) -> None:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)
             answer = read_answer(connection)
-        # The proxy's own words: what it can't parse it answers with a text that can't be configured.
-        assert answer == b"" or b" 400 " in answer.splitlines()[0], answer
+        # Where the proxy can't parse, its own page; what passes for HTTP may reach the app before the close.
+        assert answer == b"" or answer.split()[1] in (b"400", b"404", b"405"), answer
 
 
 def test_clients_that_never_finish_their_request_hold_nobody_up(served: ServeProcess) -> None:

@@ -21,6 +21,12 @@ COUNTERS = {
     "vllm:prefix_cache_hits_total",
     "vllm:num_preemptions_total",
 }
+COUNTED = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:e2e_request_latency_seconds_count",
+)
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds",
     "vllm:inter_token_latency_seconds",
@@ -71,25 +77,22 @@ def test_metrics_need_the_right_key(served: ServeProcess) -> None:
 
 def test_metrics_count_what_is_served(served: ServeProcess) -> None:
     body: dict[str, Any] = {"model": SMALL, "prompt": [7] * 40, "max_tokens": 5, "ignore_eos": True}
-    served.await_idle(10)
+
+    def counts() -> dict[str, float]:
+        reasons = {"ended": served.metric("vllm:request_success_total", finished_reason="length")}
+        return {**reasons, **{name: served.metric(name) for name in COUNTED}}
+
     with served.http() as http:
         # One before, so that every series exists.
         assert http.post("/v1/completions", json=body).status_code == 200
-        served.await_idle(10)
-        names = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total")
-        wait_until(lambda: served.metric("vllm:request_success_total") > 0, 5)
-        before = {name: served.metric(name) for name in names}
-        ended = served.metric("vllm:request_success_total", finished_reason="length")
-        timed = served.metric("vllm:e2e_request_latency_seconds_count")
+        served.await_settled()
+        before = counts()
         usage = http.post("/v1/completions", json=body).json()["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (40, 5)
-    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
-    assert wait_until(
-        lambda: served.metric("vllm:request_success_total", finished_reason="length") == ended + 1, 5
-    )
-    gained = [served.metric(name) - before[name] for name in names]
-    assert gained == [5, 40, usage["prompt_tokens_details"]["cached_tokens"]]
-    assert served.metric("vllm:e2e_request_latency_seconds_count") == timed + 1
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], cached > 0) == (40, 5, True)
+    gains = {"ended": 1, **dict(zip(COUNTED, (5, 40, cached, 1), strict=True))}
+    after = {name: before[name] + gain for name, gain in gains.items()}
+    assert wait_until(lambda: counts() == after, 5), (before, after, counts())
 
 
 def test_all_metric_names_are_there_for_both_models(served: ServeProcess) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.keeper import Keeper
-from footplate.deployments.leftovers import is_alive, postmaster_pid, wait_until
+from footplate.deployments.leftovers import find_processes, is_alive, postmaster_pid, wait_until
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.storage import prepare_storage
 from footplate.tenancy.adapters.postgres import schema
@@ -66,6 +66,13 @@ def valkey(paths: RunPaths) -> Iterator[Callable[[], EmbeddedValkey]]:
         yield make
 
 
+def read(path: Path) -> bytes:
+    """A file that may go away meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
+
+
 def valkey_says(paths: RunPaths, command: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(str(paths.valkey_socket))
@@ -88,6 +95,43 @@ def test_a_running_database_is_adopted_and_a_killed_one_started_again(
     # The server's own lock file still stands; only whether such a process runs may count.
     assert not postgres().start()
     assert postmaster_pid(paths.postgres_dir) not in (None, pid)
+
+
+def test_a_server_that_is_stopping_is_waited_for_and_not_adopted(
+    paths: RunPaths, postgres: Callable[[], EmbeddedPostgres]
+) -> None:
+    first = postgres()
+    first.start()
+    pid = postmaster_pid(paths.postgres_dir)
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+    state = paths.postgres_dir / "postmaster.pid"
+    assert wait_until(lambda: postmaster_pid(paths.postgres_dir) is None or b"stopping" in read(state), 5)
+    assert not postgres().start()
+    assert postmaster_pid(paths.postgres_dir) not in (None, pid)
+    assert first._server is not None
+    first._server.wait()
+
+
+def test_locks_of_a_dead_server_are_stale_though_another_process_has_its_number(
+    paths: RunPaths, postgres: Callable[[], EmbeddedPostgres]
+) -> None:
+    server = postgres()
+    server.start()
+    server.stop()
+    text = f"{os.getpid()}\n{paths.postgres_dir}\n1\n5432\n{paths.postgres_socket_dir}\n\n"
+    for lock in (paths.postgres_dir / "postmaster.pid", paths.postgres_socket_dir / ".s.PGSQL.5432.lock"):
+        lock.write_text(text)
+    assert not server.start()
+
+
+def test_the_database_is_no_leftover_to_be_killed(
+    paths: RunPaths, postgres: Callable[[], EmbeddedPostgres], valkey: Callable[[], EmbeddedValkey]
+) -> None:
+    postgres().start()
+    store = valkey()
+    store.start()
+    assert set(find_processes(paths.mark, str(paths.run_dir))) == store.pids()
 
 
 def test_valkey_keeps_its_data_over_a_kill_and_is_adopted_when_it_runs(

@@ -80,15 +80,17 @@ class EmbeddedPostgres:
         """
         data_dir = self._paths.postgres_dir
         if postmaster_pid(data_dir) is not None:
-            if wait_until(self._answers, 5.0):
+            # One that was told to stop a moment ago ends without an answer.
+            if (
+                wait_until(lambda: self._is_ready() or postmaster_pid(data_dir) is None, 5.0)
+                and self._is_ready()
+            ):
                 return True
             # Alive without an answer: a crash recovery would have said so by now, so it is wedged.
             stop_postgres(data_dir)
         self._prepare_folders()
         if not (data_dir / "PG_VERSION").exists():
             self._initialise()
-        if postmaster_pid(data_dir) is None:
-            (data_dir / "postmaster.pid").unlink(missing_ok=True)
         self._launch()
         return False
 
@@ -106,8 +108,11 @@ class EmbeddedPostgres:
         ]
         deadline = time.monotonic() + START_S
         while not self._try_launch(command):
-            # After a kill -9 the old server's last children hold its shared memory for a moment.
-            if time.monotonic() > deadline or "still in use" not in self._last_log_line():
+            # After a kill -9 the old server's last children hold its shared memory for a moment; one that
+            # stops holds its lock files to the last.
+            fault = self._last_log_line()
+            is_passing = "still in use" in fault or "already exists" in fault
+            if time.monotonic() > deadline or not is_passing:
                 raise StartupError(
                     f"PostgreSQL did not start: {self._last_log_line()}",
                     f"see {self._paths.log_dir}/postgres.log, or set storage.database_url",
@@ -115,9 +120,16 @@ class EmbeddedPostgres:
             time.sleep(0.2)
 
     def _try_launch(self, command: list[str]) -> bool:
+        self._remove_stale_locks()
         with open(self._paths.log_dir / "postgres.log", "ab") as log:
             server = self._server = _spawn(command, log, self._paths, self._account.options())
         return wait_until(lambda: self._is_ready() or server.poll() is not None, START_S) and self._is_ready()
+
+    def _remove_stale_locks(self) -> None:
+        # A server takes a lock for held when any process has its number, one that nobody collected included.
+        if postmaster_pid(self._paths.postgres_dir) is None:
+            (self._paths.postgres_dir / "postmaster.pid").unlink(missing_ok=True)
+            (self._paths.postgres_socket_dir / ".s.PGSQL.5432.lock").unlink(missing_ok=True)
 
     def _is_ready(self) -> bool:
         # The server itself writes its state as the last line of this file.

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from footplate.deployments.leftovers import end_processes, find_processes, stop_postgres
+from footplate.deployments.leftovers import end_installation, stop_postgres
 from footplate.deployments.run_paths import RunPaths
 
 GRACE_S = 2.0
@@ -49,7 +49,7 @@ def watch(mark: str, run_dir: str, postgres_dir: str) -> None:
     """Block until the pipe ends; then end the installation's processes, the database last."""
     if os.read(sys.stdin.fileno(), 1):
         return
-    end_processes(find_processes(mark, run_dir), grace_s=GRACE_S)
+    end_installation(mark, run_dir, grace_s=GRACE_S)
     stop_postgres(Path(postgres_dir))
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 def find_processes(mark: str, run_dir: str) -> list[int]:
     """Process ids that carry the installation's mark in their environment or its run folder in their command.
 
-    The caller and its ancestors are left out. Some programs write over their environment to show a title, so
-    the command line is the second way; it counts for our kinds of program only, not for someone's `tail -f`.
+    The caller and its ancestors are left out, and so is PostgreSQL: only `stop_postgres` ends it in a way
+    that keeps its data folder clean. Some programs write over their environment to show a title, so the
+    command line is the second way; it counts for our kinds of program only, not for someone's `tail -f`.
     """
     needle, folder = f"FOOTPLATE_INSTANCE={mark}".encode(), os.fsencode(run_dir) + b"/"
     spared = _lineage(os.getpid())
@@ -22,6 +23,8 @@ def find_processes(mark: str, run_dir: str) -> list[int]:
         if not entry.isdecimal() or int(entry) in spared:
             continue
         process = Path("/proc") / entry
+        if _read(process / "comm").strip() == b"postgres":
+            continue
         if needle in _read(process / "environ").split(b"\0") or (
             folder in _read(process / "cmdline") and _is_our_kind(process)
         ):
@@ -37,6 +40,18 @@ def end_processes(pids: Iterable[int], *, grace_s: float) -> None:
         if is_alive(pid):
             send_signal(pid, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, waiting)), 2.0)
+
+
+def end_installation(mark: str, run_dir: str, *, grace_s: float, spared: Iterable[int] = ()) -> None:
+    """End every process of an installation but its database and those that are spared.
+
+    Ray's node daemon replaces helpers that end before it does, so what comes up meanwhile is looked for too.
+    """
+    for _ in range(5):
+        found = set(find_processes(mark, run_dir)) - set(spared)
+        if not found:
+            return
+        end_processes(found, grace_s=grace_s)
 
 
 def postmaster_pid(postgres_dir: Path) -> int | None:

@@ -18,7 +18,7 @@ from typing import IO
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.errors import StartupError
 from footplate.deployments.keeper import Keeper
-from footplate.deployments.leftovers import end_processes, find_processes
+from footplate.deployments.leftovers import end_installation, stop_postgres
 from footplate.deployments.ports import RunPorts, require_free_port
 from footplate.deployments.ray_environment import find_haproxy, ray_arguments, ray_environment
 from footplate.deployments.run_paths import RunPaths
@@ -123,6 +123,8 @@ class PlatformRun:
             self._valkey.stop()
         if self._postgres is not None:
             self._postgres.stop()
+        else:
+            stop_postgres(self.paths.postgres_dir)  # left by a killed run, and this start didn't get that far
         if self._keeper is not None:
             self._keeper.dismiss()
         self._keep_ray_logs()
@@ -165,9 +167,8 @@ class PlatformRun:
 
     def _clear_leftovers(self) -> None:
         """End what a killed run left behind; its database and Valkey are adopted later."""
-        left = set(find_processes(self.paths.mark, str(self.paths.run_dir)))
-        left -= EmbeddedValkey(self.paths).pids()
-        end_processes(left, grace_s=1.0)
+        spared = EmbeddedValkey(self.paths).pids()
+        end_installation(self.paths.mark, str(self.paths.run_dir), grace_s=1.0, spared=spared)
         for folder in (self.paths.ray_dir, self.paths.haproxy_dir):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
@@ -264,4 +265,4 @@ class PlatformRun:
 
     def _end_strays(self) -> None:
         spared = EmbeddedValkey(self.paths).pids() | ({self._keeper.pid} if self._keeper else set())
-        end_processes(set(find_processes(self.paths.mark, str(self.paths.run_dir))) - spared, grace_s=0.5)
+        end_installation(self.paths.mark, str(self.paths.run_dir), grace_s=0.5, spared=spared)
