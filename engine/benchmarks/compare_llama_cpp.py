@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from engine.benchmarks.record import environment, spread, write
 
 PEER_VERSION = "0.3.36"
-PROMPT, STEPS = 128, 48
+PROMPT, STEPS = 128, 32
 ROWS: list[dict[str, Any]] = [
     {"name": "decode 1", "kind": "decode", "streams": 1, "to_reach": 0.9},
     {"name": "decode 8", "kind": "decode", "streams": 8, "to_reach": 1.8},

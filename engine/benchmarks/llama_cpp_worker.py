@@ -62,10 +62,11 @@ class Context:
 def decode_rate(model, streams: int, prompt: int, steps: int, threads: int) -> float:
     """Tokens a second of `streams` sequences, `steps` each, after prompts of `prompt` tokens."""
     context = Context(model, streams, prompt + steps + 8, threads)
-    for stream in range(streams):
-        for i in range(prompt):
-            context.put(1000 + (i * 7 + stream) % 40000, i, stream, i == prompt - 1)
-        context.decode()
+    for i in range(prompt):
+        context.put(1000 + (i * 7) % 40000, i, 0, i == prompt - 1)
+    context.decode()
+    for stream in range(1, streams):  # the prompt's state is copied: only decoding is measured
+        llama.llama_memory_seq_cp(llama.llama_get_memory(context.handle), 0, stream, -1, -1)
     context_ready = time.perf_counter()
     for step in range(steps):
         for stream in range(streams):
