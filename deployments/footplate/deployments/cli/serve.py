@@ -38,6 +38,7 @@ def serve(
     file = config_file(config)
     run = PlatformRun(plan_from_settings(load_settings(file), data_dir(data), file, host=host, port=port))
     stop = _StopSignal()
+    run.clock.tell = _tell
     try:
         started = time.monotonic()
         run.start()
@@ -51,7 +52,12 @@ def serve(
     except (KeyboardInterrupt, SystemExit):
         # Ray's own handler of SIGTERM exits; while we start, it stands in place of ours.
         pass
+    except Exception:
+        # What Ray makes of its processes ending by the same Ctrl-C is no fault of the start.
+        if not stop.was_interrupted:
+            raise
     finally:
+        _tell("stopping")
         stop.ignore_further()
         run.stop()
 
@@ -95,7 +101,9 @@ class _StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        signal.signal(signal.SIGTERM, self._interrupt)
+        self.was_interrupted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
 
     def install(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -116,7 +124,13 @@ class _StopSignal:
         self._event.set()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.was_interrupted = True
         raise KeyboardInterrupt
+
+
+def _tell(phase: str) -> None:
+    """One line a phase, on stderr: a start takes a while, and silence looks like a fault."""
+    print(f"footplate: {phase}", file=sys.stderr, flush=True)
 
 
 def _wait_until_it_answers(run: PlatformRun, stop: _StopSignal) -> None:

@@ -90,7 +90,7 @@ def _stream(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield from _pieces(json.loads(line[6:]))
     except httpx.HTTPError as error:
-        raise _unreachable(client, error) from error
+        raise _unreachable(error) from error
 
 
 def _pieces(event: dict[str, Any]) -> Iterator[str]:
@@ -105,14 +105,17 @@ def _checked(call: Any) -> httpx.Response:
     try:
         response: httpx.Response = call()
     except httpx.HTTPError as error:
-        raise CommandError(f"the platform can't be reached: {error}; set FOOTPLATE_URL") from error
+        raise _unreachable(error) from error
     if response.is_error:
         raise CommandError(_message(response))
     return response
 
 
-def _unreachable(client: httpx.Client, error: Exception) -> Exception:
-    return CommandError(f"the platform at {client.base_url} can't be reached: {error}; set FOOTPLATE_URL")
+def _unreachable(error: Exception) -> CommandError:
+    url = client_environment().url
+    return CommandError(
+        f"no platform answers at {url}: {error}; if it runs elsewhere, set FOOTPLATE_URL=http://HOST:PORT"
+    )
 
 
 def _message(response: httpx.Response) -> str:
