@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from typing import Any
 
@@ -35,7 +36,13 @@ class Driver:
     """A scheduler on a stub device; `ahead` keeps one step in flight, as the engine does."""
 
     def __init__(
-        self, num_blocks: int = 64, *, ahead: bool = False, max_model_len: int = 512, **config: Any
+        self,
+        num_blocks: int = 64,
+        *,
+        ahead: bool = False,
+        max_model_len: int = 512,
+        step_work: float = math.inf,
+        **config: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8, "policy": "fcfs"}
         self.config = EngineConfig(**defaults | config)
@@ -46,6 +53,7 @@ class Driver:
             vocab_size=VOCAB,
             eos_token_ids=[EOS],
             prefix_key=b"k" * 32,
+            step_work=step_work,
         )
         self.device = StubDevice(num_blocks, self.config.block_size, VOCAB)
         self.ahead = ahead

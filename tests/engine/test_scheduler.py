@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import footplate.engine.scheduler as scheduler_module
 from footplate.engine.errors import EngineOverloaded, InvalidRequest, RequestTooLarge
 from footplate.engine.prefix import PrefixHasher
 from footplate.engine.types import EngineRequest, FinishReason
@@ -527,3 +528,34 @@ def test_after_500_random_requests_with_aborts_every_block_is_free(ahead: bool) 
     assert stats.preemptions > 0 and stats.finished["abort"] > 20
     pool = driver.scheduler.pool
     assert (pool.num_held, pool.num_free, stats.running, stats.waiting) == (0, 16, 0, 0)
+
+
+def test_the_prompt_work_of_a_step_is_bounded_and_counts_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "DEPTH_TOKENS", 32)
+    driver = Driver(128, step_work=24, max_num_batched_tokens=256)
+    driver.add(make_request("deep", 200, max_tokens=1))
+    driver.run()
+    chunks = [(row.start, row.num_tokens) for output in driver.outputs for row in output.rows]
+    assert chunks[0] == (0, 24)
+    assert all(n * (1 + start / 32) <= 24 or n == 1 for start, n in chunks)
+    assert [n for _, n in chunks] == sorted((n for _, n in chunks), reverse=True)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_of_its_own_tenant() -> None:
+    driver = Driver(128, policy="fair", step_work=32, max_num_batched_tokens=256)
+    driver.add(make_request("long", 400, max_tokens=1))
+    driver.step()
+    driver.add(make_request("short", 6, max_tokens=1))
+    driver.step()
+    assert driver.ended.keys() == {("short", 0)}
+    driver.run()
+    assert driver.ended.keys() == {("short", 0), ("long", 0)}
+
+
+def test_fcfs_gives_a_long_prompt_the_whole_step() -> None:
+    driver = Driver(128, policy="fcfs", step_work=32, max_num_batched_tokens=256)
+    driver.add(make_request("long", 400, max_tokens=1))
+    driver.step()
+    driver.add(make_request("short", 6, max_tokens=1))
+    driver.step()
+    assert not driver.ended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,12 +24,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         ahead=st.booleans(),
         caching=st.booleans(),
+        step_work=st.sampled_from([math.inf, 3.0, 17.0]),
     )
-    def start(self, num_blocks: int, budget: int, policy: str, ahead: bool, caching: bool) -> None:
+    def start(
+        self, num_blocks: int, budget: int, policy: str, ahead: bool, caching: bool, step_work: float
+    ) -> None:
         self.driver = Driver(
             num_blocks,
             ahead=ahead,
             max_model_len=96,
+            step_work=step_work,
             max_num_batched_tokens=budget,
             max_num_seqs=6,
             policy=policy,

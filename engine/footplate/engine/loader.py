@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ GIB = 1 << 30
 CPU_KV_SHARE = 0.25  # of available memory, at most CPU_KV_MAX: other models and the system live beside it
 CPU_KV_MAX = 2 * GIB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
+# Prompt work of one step on CPU, in tokens: about half a second on two cores, and matrix products gain
+# nothing from more rows.
+CPU_STEP_WORK = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -102,6 +106,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
         vocab_size=shape.vocab_size,
         eos_token_ids=shape.eos_token_ids,
         prefix_key=prefix_key,
+        step_work=CPU_STEP_WORK if device.type == "cpu" else math.inf,
     )
     runner = ModelRunner(
         model.decoder,

@@ -11,6 +11,7 @@ then return to their pools only after the last step that touches them was read b
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -25,6 +26,8 @@ from footplate.engine.types import EngineRequest, EngineStats, FinishReason, Seq
 from footplate.engine.validation import choice_seed, validate_request
 from footplate.engine.waiting import WaitingQueue
 
+# A prompt token this deep costs about twice one at depth 0: attention is then as much work as all the rest.
+DEPTH_TOKENS = 1024
 MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads request numbers over the seed space
 
 
@@ -35,9 +38,10 @@ class DrainFirst(Exception):
 class _Step:
     """The step being planned: what is handed out so far, and the budget left."""
 
-    def __init__(self, number: int, budget: int) -> None:
+    def __init__(self, number: int, budget: int, work: float) -> None:
         self.number = number
-        self.budget = budget
+        self.budget = budget  # tokens
+        self.work = work  # prompt work, in tokens at depth 0
         self.rows: list[tuple[Sequence, ScheduledRow]] = []
         self.new_rows: list[NewRow] = []
         self.copies: list[tuple[int, int]] = []
@@ -58,7 +62,11 @@ class Scheduler:
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
         prefix_key: bytes = b"",
+        step_work: float = math.inf,
     ) -> None:
+        """`step_work` bounds the prompt work of one step, in tokens at depth 0. It is for devices where a step
+        of the whole budget takes seconds: decodes and aborts wait for the step they are in.
+        """
         self._hasher = PrefixHasher(prefix_key, config.block_size)
         self.pool = BlockPool(num_blocks, self._hasher, caching=config.prefix_caching)
         self.max_model_len = max_model_len
@@ -66,6 +74,7 @@ class Scheduler:
         self._config = config
         self._eos = frozenset(eos_token_ids)
         self._budget = config.max_num_batched_tokens
+        self._step_work = step_work
         self._waiting = WaitingQueue(config.policy)
         self._running: list[Sequence] = []
         self._retiring: list[Sequence] = []  # finished; their last step is in flight
@@ -176,7 +185,7 @@ class Scheduler:
         Raises:
             DrainFirst: a step in flight must be read by `update` before this one can be planned.
         """
-        step = _Step(self._next_step, self._budget)
+        step = _Step(self._next_step, self._budget, self._step_work)
         preempted = self._yield_to_higher_class()
         preempted |= self._schedule_decodes(step)
         self._schedule_prompts(step, admit=not preempted)
@@ -209,14 +218,30 @@ class Scheduler:
         """Hand prompt chunks to running and newly admitted sequences, together in policy order."""
         key = self._waiting.key
         running = sorted((s for s in self._running if s.is_prefilling), key=key, reverse=True)
-        while step.budget > 0:
+        while step.budget > 0 and step.work > 0:
             head = self._waiting.peek() if admit and self._free_rows else None
             if head is not None and (not running or key(head) < key(running[-1])):
-                admit = self._admit(step, head)
+                others = bool(running) or len(self._waiting) > 1
+                admit = self._admit(step, head, self._share(step, others))
             elif running:
-                admit &= self._hand_out_chunk(step, running.pop())
+                sequence = running.pop()
+                share = self._share(step, others=bool(running) or head is not None)
+                admit &= self._hand_out_chunk(step, sequence, share)
             else:
                 return
+
+    def _share(self, step: _Step, others: bool) -> float:
+        """The prompt work one sequence may take: under `fair` half a step at most while others want some.
+
+        So a short prompt never waits for the whole of a long one, also within a tenant.
+        """
+        return min(step.work, self._step_work / 2) if others and self._config.policy == "fair" else step.work
+
+    @staticmethod
+    def _chunk(step: _Step, sequence: Sequence, share: float) -> int:
+        """How many of a sequence's tokens fit into its share of this step; at least one."""
+        affordable = share / (1 + sequence.num_computed / DEPTH_TOKENS)
+        return max(1, int(min(sequence.num_uncomputed, step.budget, affordable)))
 
     def _hand_out(self, step: _Step, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence tokens of this step, and the blocks for them; False if blocks lack."""
@@ -232,6 +257,8 @@ class Scheduler:
         row = ScheduledRow(sequence.row, sequence.id, start, num_tokens, samples, new_blocks)
         step.rows.append((sequence, row))
         step.budget -= num_tokens
+        if num_tokens > 1:
+            step.work -= num_tokens * (1 + start / DEPTH_TOKENS)
         return True
 
     def _commit(self, sequence: Sequence, scheduled: ScheduledRow, step: int) -> None:
@@ -264,7 +291,7 @@ class Scheduler:
 
     # --- admission, forks and preemption ----------------------------------------------------------------
 
-    def _admit(self, step: _Step, sequence: Sequence) -> bool:
+    def _admit(self, step: _Step, sequence: Sequence, share: float) -> bool:
         """Start a waiting sequence: take up cached blocks, then its first chunk. False when it must wait."""
         blocks, entries, computed = self._reusable(sequence)
         if not self._has_room(sequence, blocks, computed):
@@ -283,7 +310,7 @@ class Scheduler:
         step.new_rows.append(
             NewRow(sequence.row, tuple(sequence.token_ids), sequence.num_prompt, sequence.params, table)
         )
-        handed = self._hand_out(step, sequence, min(sequence.num_uncomputed, step.budget))
+        handed = self._hand_out(step, sequence, self._chunk(step, sequence, share))
         assert handed, "admission checked that the blocks are there"
         return True
 
@@ -364,9 +391,9 @@ class Scheduler:
         self._preempt(victim)
         return victim is sequence
 
-    def _hand_out_chunk(self, step: _Step, sequence: Sequence) -> bool:
+    def _hand_out_chunk(self, step: _Step, sequence: Sequence, share: float) -> bool:
         """Give a running prompt its next chunk; False when blocks lacked and it got less, or gave way."""
-        chunk = min(sequence.num_uncomputed, step.budget)
+        chunk = self._chunk(step, sequence, share)
         if sequence.state is not SequenceState.RUNNING or self._hand_out(step, sequence, chunk):
             return sequence.state is SequenceState.RUNNING
         room = (len(sequence.block_table) + self.pool.num_free) * self.pool.block_size - sequence.num_computed
