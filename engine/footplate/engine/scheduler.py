@@ -64,7 +64,7 @@ class Scheduler:
         prefix_key: bytes = b"",
         step_work: float = math.inf,
     ) -> None:
-        """`step_work` bounds the prompt work of one step, in tokens at depth 0. It is for devices where a step
+        """`step_work` bounds the prompt work of a step, in tokens at depth 0. It is for devices where a step
         of the whole budget takes seconds: decodes and aborts wait for the step they are in.
         """
         self._hasher = PrefixHasher(prefix_key, config.block_size)
