@@ -47,3 +47,20 @@ def test_the_spared_live_on(tmp_path: Path) -> None:
         assert is_alive(process.pid)
         end_installation(mark, str(tmp_path), grace_s=5)
         assert not is_alive(process.pid)
+
+
+def test_a_process_that_wiped_its_names_is_found_by_the_files_it_writes(tmp_path: Path) -> None:
+    """Ray's agents put their title over command and environment, as far as it reaches."""
+    log = tmp_path / "agent.log"
+    log.touch()
+    opened = "import signal; print(1, flush=True); signal.pause()"
+    for mode, is_found in (("ab", True), ("rb", False)):
+        with (
+            open(log, mode) as file,
+            subprocess.Popen(
+                [sys.executable, "-c", opened], stdout=subprocess.PIPE, pass_fds=[file.fileno()], cwd="/"
+            ) as process,
+        ):
+            file.close()
+            assert (process.pid in find_processes("no-such-mark", str(tmp_path))) == is_found
+            process.kill()

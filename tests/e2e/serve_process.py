@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from footplate.deployments.leftovers import is_alive, wait_until
+from footplate.deployments.leftovers import is_alive, is_writing_under, wait_until
 from footplate.deployments.ports import find_free_port
 from footplate.deployments.run_paths import RunPaths
 
@@ -90,7 +90,7 @@ class ServeProcess:
         self.child.wait()
 
     def processes(self) -> dict[int, str]:
-        """Every process that names the data folder or carries its mark, by id, with its command."""
+        """Every process that names a folder of the run, writes in one or has its mark: id and command."""
         paths = RunPaths.of(self.data_dir)
         needles = (
             os.fsencode(self.data_dir),
@@ -102,7 +102,8 @@ class ServeProcess:
             if not entry.isdecimal() or int(entry) == os.getpid() or not is_alive(int(entry)):
                 continue
             command, environment = _read(entry, "cmdline"), _read(entry, "environ")
-            if any(needle in command or needle in environment for needle in needles):
+            is_named = any(needle in command or needle in environment for needle in needles)
+            if is_named or is_writing_under(os.fsencode(paths.run_dir) + b"/", int(entry)):
                 found[int(entry)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
         return found
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
 def find_processes(mark: str, run_dir: str) -> list[int]:
-    """Process ids that carry the installation's mark in their environment or its run folder in their command.
+    """Process ids that carry the installation's mark in their environment, or else hold on to its run folder.
 
     The caller and its ancestors are left out, and so is PostgreSQL: only `stop_postgres` ends it in a way
-    that keeps its data folder clean. Some programs write over their environment to show a title, so the
-    command line is the second way; it counts for our kinds of program only, not for someone's `tail -f`.
+    that keeps its data folder clean. Ray's agents write a title over their command and their environment, how
+    much of it depends on how long both are; so a run folder in the command line counts too, and files in it
+    that are open for writing. Both count for our kinds of program only, not for someone's `tail -f`.
     """
     needle, folder = f"FOOTPLATE_INSTANCE={mark}".encode(), os.fsencode(run_dir) + b"/"
     spared = _lineage(os.getpid())
@@ -26,7 +28,8 @@ def find_processes(mark: str, run_dir: str) -> list[int]:
         if _read(process / "comm").strip() == b"postgres":
             continue
         if needle in _read(process / "environ").split(b"\0") or (
-            folder in _read(process / "cmdline") and _is_our_kind(process)
+            _is_our_kind(process)
+            and (folder in _read(process / "cmdline") or is_writing_under(folder, int(entry)))
         ):
             found.append(int(entry))
     return found
@@ -78,6 +81,24 @@ def is_alive(pid: int) -> bool:
     """Whether the process runs; one that has ended but was not collected by its parent does not."""
     state = _read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
     return bool(state) and state[0] not in (b"Z", b"X")
+
+
+def is_writing_under(folder: bytes, pid: int) -> bool:
+    """Whether the process has a file open for writing whose path starts with `folder`."""
+    descriptors = os.fsencode(f"/proc/{pid}/fd")
+    try:
+        names = os.listdir(descriptors)
+    except OSError:
+        return False
+    for name in names:
+        link = os.path.join(descriptors, name)
+        try:
+            # The link's own mode says how the file was opened.
+            if os.readlink(link).startswith(folder) and os.lstat(link).st_mode & stat.S_IWUSR:
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def send_signal(pid: int, number: int) -> bool:
