@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from footplate.deployments.leftovers import wait_until
+from footplate.deployments.run_paths import RunPaths
 from tests.e2e.serve_process import BASE, FOOTPLATE, SMALL, ServeProcess, clean_environment
 
 pytestmark = pytest.mark.e2e
@@ -154,3 +157,38 @@ def test_a_broken_configuration_is_named_by_file_and_line(
     assert served.returncode == 1
     assert f"{config}:{line or ''}" in served.stderr
     assert "Traceback" not in served.stderr
+
+
+def test_a_stream_that_a_stuck_replica_ends_leaves_one_line_in_the_logs(served: ServeProcess) -> None:
+    canary = "canary-5d0e91"
+    body = {"model": SMALL, "prompt": canary, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    pids = served.engine_pids()
+    with served.http() as http, http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        # Shorter than it takes Serve to replace a replica, longer than the gateway waits for a silent one.
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            events = [line for line in lines if line]
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+    assert events[-1] == "data: [DONE]"
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+    request_id = answer.headers["x-request-id"]
+
+    def logged() -> list[str]:
+        logs = RunPaths.of(served.data_dir).ray_dir.glob("session_*_*/logs/**/*")
+        texts = [path.read_text(errors="replace") for path in logs if path.is_file()]
+        assert not any(canary in text or served.key() in text for text in texts)
+        return [line for text in texts for line in text.splitlines() if request_id in line]
+
+    assert wait_until(lambda: bool(logged()), 5)
+    [line] = [json.loads(line) for line in logged()]
+    assert (line["process"], line["model"], line["status"], line["error"]) == (
+        "gateway",
+        SMALL,
+        500,
+        "EngineDead",
+    )

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.types import EngineStats
 from footplate.platform.http.health import Readiness
 from tests.builders import ADMIN_KEY, SCRAPE_KEY, TENANT_KEY, model_card
-from tests.platform.conftest import Rig, chat_body, text_body
+from tests.platform.conftest import Rig, chat_body, events, text_body
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/chat/completions"
@@ -204,6 +205,58 @@ async def test_an_unknown_failure_tells_nothing(rig: Rig) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (500, "server_error")
     assert CANARY not in response.text and CANARY not in str(logs)
     assert (logs[0]["error"], logs[0]["route"]) == ("RuntimeError", PATH)
+
+
+_DEAD, _ODD = EngineDead(CANARY), KeyError(CANARY)
+# What the engine does, whether the answer is streamed, and what the client gets.
+FAILURES: dict[str, tuple[dict[str, Any], bool, int, str]] = {
+    "refused by the engine": ({"refusal": EngineOverloaded("full")}, False, 503, "server_is_overloaded"),
+    "no replica": ({"refusal": _DEAD}, True, 503, "server_is_overloaded"),
+    "dead before the first token": ({"failure": _DEAD}, False, 500, "server_error"),
+    "dead before the first byte": ({"failure": _DEAD}, True, 500, "server_error"),
+    "given up before the first byte": ({"error": CANARY}, True, 500, "server_error"),
+    "unknown failure": ({"failure": _ODD}, False, 500, "server_error"),
+    "dead in the middle of a body": ({"failure": _DEAD, "fail_after": 2}, False, 500, "server_error"),
+    "dead in mid-stream": ({"failure": _DEAD, "fail_after": 2}, True, 500, "server_error"),
+    "given up in mid-stream": ({"error": CANARY, "fail_after": 2}, True, 500, "server_error"),
+    "unknown failure in mid-stream": ({"failure": _ODD, "fail_after": 2}, True, 500, "server_error"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES.values(), ids=FAILURES.keys())
+async def test_every_failure_of_ours_leaves_one_line_that_names_its_request(
+    rig: Rig, case: tuple[dict[str, Any], bool, int, str]
+) -> None:
+    script, stream, status, code = case
+    rig.says("one two three four", **script)
+    body = chat_body(model="small", stream=stream, messages=[{"role": "user", "content": CANARY}])
+    with capture_logs() as logs:
+        response = await rig.post(PATH, body)
+    begun = stream and script.get("fail_after", 0) > 0
+    assert response.status_code == (200 if begun else status)
+    if begun:
+        assert events(response)[-1]["error"]["code"] == code
+    assert logs == [
+        {
+            **{"event": "request failed", "log_level": "error", "route": PATH, "model": "smollm2-135m"},
+            **{"request_id": response.headers["x-request-id"], "status": status, "code": code},
+            **{"type": "server_error", "sent_status": response.status_code, "error": logs[0]["error"]},
+        }
+    ]
+    assert CANARY not in str(logs) and TENANT_KEY not in str(logs)
+
+
+async def test_a_server_error_that_no_exception_made_is_logged_too(make_rig: Callable[..., Rig]) -> None:
+    async def down() -> Readiness:
+        return Readiness(False, "away")
+
+    rig = make_rig(readiness={"database": down})
+    with capture_logs() as logs:
+        async with rig.http(None) as http:
+            response = await http.get("/readyz")
+    assert [(line["request_id"], line["status"], line["route"]) for line in logs] == [
+        (response.headers["x-request-id"], 503, "/readyz")
+    ]
 
 
 async def test_content_and_keys_never_come_back_in_errors_or_logs(rig: Rig) -> None:

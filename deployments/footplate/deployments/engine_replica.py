@@ -16,6 +16,7 @@ from footplate.deployments.channel.frames import Status
 from footplate.deployments.channel.outlet import TokenOutlet
 from footplate.deployments.engine_port import ReplicaEngine, find_loader
 from footplate.deployments.errors import ChannelError
+from footplate.deployments.logs import configure_logging
 from footplate.deployments.refusal import Refusal
 from footplate.deployments.specs import ReplicaSpec
 from footplate.engine.errors import EngineDead, EngineError
@@ -34,6 +35,7 @@ class EngineReplica:
 
     async def __init__(self, spec: ReplicaSpec, find_index: Callable[[], str]) -> None:  # type: ignore[misc]
         # Serve awaits constructors; the load is moved off the loop so that health probes are answered.
+        configure_logging("engine")
         master_key = MasterKey.load(Path(spec.master_key_file))
         self._model = spec.model
         self._outlet = TokenOutlet(

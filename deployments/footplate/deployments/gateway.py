@@ -15,6 +15,7 @@ from typing import Any, cast
 from footplate.deployments.channel.hub import TokenHub
 from footplate.deployments.engine_replica import CHANNEL_PURPOSE
 from footplate.deployments.inference_client import ServeInferenceClient
+from footplate.deployments.logs import configure_logging
 from footplate.deployments.serve_handle import find_serve_handle
 from footplate.deployments.specs import GatewaySpec
 from footplate.platform.ports import InferenceClient
@@ -28,6 +29,7 @@ class Gateway:
 
     async def __init__(self, spec: GatewaySpec) -> None:  # type: ignore[misc]
         # Serve awaits constructors; everything here belongs to the replica's event loop.
+        configure_logging("gateway")
         master_key = MasterKey.load(Path(spec.master_key_file))
         self._hub = TokenHub(master_key.derive(CHANNEL_PURPOSE))
         address = spec.channel_address

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from footplate.deployments.errors import StartupError
+from footplate.deployments.logs import configure_logging
 from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.ports import find_free_port
 from footplate.deployments.specs import ModelSpec
@@ -35,6 +36,7 @@ def serve(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long each phase took.")] = False,
 ) -> None:
     """Start the platform on this machine and run it until Ctrl-C or SIGTERM."""
+    configure_logging("serve")
     file = config_file(config)
     run = PlatformRun(plan_from_settings(load_settings(file), data_dir(data), file, host=host, port=port))
     stop = _StopSignal()

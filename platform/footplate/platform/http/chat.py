@@ -41,7 +41,7 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
-    card, pipeline = await gateway.model(body.model)
+    card, pipeline = await gateway.model(request, body.model)
     ids = await encode_messages(pipeline, card, body.messages)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked == 0:

@@ -53,7 +53,7 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
     principal = await gateway.caller(request)
     body = parse_body(CompletionBody, await request.body())
     _check(body)
-    card, pipeline = await gateway.model(body.model)
+    card, pipeline = await gateway.model(request, body.model)
     prompts = await _read_prompts(pipeline, card, body)
     head = Head.new("cmpl-", "text_completion", card, body.service_tier)
     runs = await _prompt_runs(prompts, body, card, pipeline, principal, head)

@@ -22,14 +22,27 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_BODY_BYTES = 16 << 20
 MAX_BODY_SECONDS = 60.0
 
+_FAILURE, _MODEL = "footplate.failure", "footplate.model"
+
 _log = structlog.get_logger("footplate.edge")
+
+
+def note_failure(scope: Scope, error: Exception) -> None:
+    """Say why a request fails whose answer has begun: the edge writes the one line of every 5xx."""
+    scope[_FAILURE] = error
+
+
+def note_model(scope: Scope, model: str) -> None:
+    """Say which served model a request is for (never a name that a client made up)."""
+    scope[_MODEL] = model
 
 
 class Edge:
     """Wraps an ASGI app. Every HTTP response gets `x-request-id` and `openai-processing-ms`.
 
     An exception that reaches this layer before the response has begun becomes an error answer; later ones end
-    the connection. Logs name the exception's class, never its text: texts can quote what a client sent.
+    the connection. Every 5xx, in a status or in an error event, leaves exactly one line in the log; it names
+    the exception's class, never its text: texts can quote what a client sent.
     """
 
     def __init__(
@@ -54,18 +67,12 @@ class Edge:
         try:
             await self._app(scope, body.receive, exchange.send)
         except Exception as error:
-            answer = api_error(error)
-            if answer.status >= 500:
-                _log.error(
-                    "request failed",
-                    request_id=exchange.request_id,
-                    # The route's own pattern: what a client wrote in a path can be content.
-                    route=getattr(scope.get("route"), "path", ""),
-                    error=type(error).__name__,
-                )
+            note_failure(scope, error)
             if exchange.has_begun:
                 raise ConnectionAbortedError("the answer broke off") from None
-            await answer.response()(scope, receive, exchange.send)
+            await api_error(error).response()(scope, receive, exchange.send)
+        finally:
+            _log_failure(scope, exchange)
 
 
 class _Exchange:
@@ -73,14 +80,18 @@ class _Exchange:
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self.request_id = "req_" + secrets.token_hex(12)
-        self.has_begun = False
+        self.status = 0
         self._send = send
         self._clock = clock
         self._begin = clock()
 
+    @property
+    def has_begun(self) -> bool:
+        return self.status > 0
+
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.has_begun = True
+            self.status = message["status"]
             elapsed_ms = round((self._clock() - self._begin) * 1000)
             message["headers"] = [
                 *message.get("headers", ()),
@@ -88,6 +99,27 @@ class _Exchange:
                 (b"openai-processing-ms", b"%d" % elapsed_ms),
             ]
         await self._send(message)
+
+
+def _log_failure(scope: Scope, exchange: _Exchange) -> None:
+    error = scope.get(_FAILURE)
+    answer = api_error(error) if error is not None else None
+    status = exchange.status if answer is None else answer.status
+    if status < 500:
+        return
+    _log.error(
+        "request failed",
+        request_id=exchange.request_id,
+        status=status,
+        # What the client saw first: below 400 the failure went out as an event of a stream that had begun.
+        sent_status=exchange.status,
+        type="server_error" if answer is None else answer.type,
+        code=None if answer is None else answer.code,
+        error=None if error is None else type(error).__name__,
+        model=scope.get(_MODEL),
+        # The route's own pattern: what a client wrote in a path can be content.
+        route=getattr(scope.get("route"), "path", ""),
+    )
 
 
 class _BoundedBody:

@@ -13,6 +13,7 @@ from footplate.engine.types import ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
+from footplate.platform.http.edge import note_model
 from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import PipelineProvider, find_model
 from footplate.platform.ports import Authenticator, InferenceClient, Principal
@@ -44,9 +45,10 @@ class Gateway:
         """The caller. Raises AuthenticationFailed or PermissionDenied."""
         return await authenticate(request.headers, self.authenticator, roles)
 
-    async def model(self, name: str) -> tuple[ModelCard, TextPipeline]:
+    async def model(self, request: Request, name: str) -> tuple[ModelCard, TextPipeline]:
         """A served model and its text pipeline. Raises ModelNotFound or LoadError."""
         card = find_model(self.client.models(), name)
+        note_model(request.scope, card.name)
         return card, self.pipelines.loaded(card) or await self.pipelines.get(card)
 
     def run(self, card: ModelCard, prompts: Sequence[PromptRun]) -> Run:

@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
-import structlog
 from starlette.responses import Response
 
 from footplate.engine.types import TokenUsage
 from footplate.platform.generation import Run, Sink
-from footplate.platform.http.edge import Receive, Scope, Send
+from footplate.platform.http.edge import Receive, Scope, Send, note_failure
 from footplate.platform.http.errors import api_error
 
 DONE = b"data: [DONE]\n\n"
@@ -23,8 +22,6 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-_log = structlog.get_logger("footplate.edge")
 
 
 class StreamSink(Sink, Protocol):
@@ -54,12 +51,12 @@ class _RunResponse(Response, ABC):
         try:
             async with until_disconnect(receive):
                 await self._run.open()
-                await self._answer(send)
+                await self._answer(scope, send)
         finally:
             await self._run.close()
 
     @abstractmethod
-    async def _answer(self, send: Send) -> None: ...
+    async def _answer(self, scope: Scope, send: Send) -> None: ...
 
 
 class BodyResponse(_RunResponse):
@@ -69,7 +66,7 @@ class BodyResponse(_RunResponse):
         super().__init__(run)
         self._sink = sink
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         await self._run.drain(self._sink)
         body = msgspec.json.encode(self._sink.body(self._run.usage()))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -84,7 +81,7 @@ class StreamResponse(_RunResponse):
         super().__init__(run)
         self._sink = sink
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, scope: Scope, send: Send) -> None:
         out = self._sink.out
 
         async def flush() -> None:
@@ -98,7 +95,7 @@ class StreamResponse(_RunResponse):
             await self._run.drain(self._sink, flush)
             self._sink.last(self._run.usage())
         except Exception as error:
-            _log.error("stream failed", error=type(error).__name__)
+            note_failure(scope, error)
             out.append(b"data: " + api_error(error).encode() + b"\n\n")
         out.append(DONE)
         await send({"type": "http.response.body", "body": b"".join(out)})
