@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,31 +14,11 @@ from footplate.engine.kernels.cpu_ops import CpuOps
 from footplate.engine.kernels.gated_activation.reference import gated_activation
 from footplate.engine.kernels.linear.packed import PackedLinear, PackedMatrix
 from footplate.engine.kernels.linear.reference import linear
+from footplate.engine.kernels.pair import KernelPair
 from footplate.engine.kernels.rms_norm.reference import add_rms_norm, rms_norm
 from footplate.engine.kernels.rope_and_cache.reference import rope_and_cache
+from footplate.engine.kernels.step_pairs import STEP_PAIRS
 from footplate.engine.weights.gguf_tensors import StoredRows, dequantise
-
-
-@dataclass(frozen=True, slots=True)
-class KernelPair:
-    """One op on one backend. Both functions take a case's arguments, may change tensors in them, and return
-    one.
-
-    Results and changed arguments must agree within atol + rtol * |expected|; `reason` says why that much.
-    """
-
-    name: str  # op folder / backend
-    reference: Callable[..., torch.Tensor]
-    kernel: Callable[..., torch.Tensor]
-    cases: Sequence[cases.Case]
-    atol: float
-    rtol: float
-    reason: str
-
-    @property
-    def op(self) -> str:
-        """The op's folder."""
-        return self.name.split("/")[0]
 
 
 @functools.cache
@@ -90,5 +69,6 @@ PAIRS: tuple[KernelPair, ...] = (
         "a last-place difference may round a bfloat16 cache entry the other way: one part in 128",
     ),
     KernelPair("attention/cpu", attention, _cpu("attention"), cases.attention(), 5e-6, 1e-4, _ROUNDING),
+    *STEP_PAIRS,
     KernelPair("linear/cpu", _packed_reference, _packed_kernel, cases.linear(), 2e-4, 1e-4, _ROUNDING),
 )
