@@ -216,7 +216,7 @@ async def test_a_stream_given_up_before_acceptance_is_aborted_when_it_is_accepte
 
 @asynchronous
 async def test_a_reader_that_never_reads_is_aborted_at_the_bound(tmp_path: Path) -> None:
-    async with connected(tmp_path, max_pending_deltas=10) as pair:
+    async with connected(tmp_path, max_pending_entries=10) as pair:
         stream, delivery = await pair.request()
         for value in range(11):
             pair.outlet.deliver([token("r", value)])
@@ -224,6 +224,24 @@ async def test_a_reader_that_never_reads_is_aborted_at_the_bound(tmp_path: Path)
         assert pair.aborts == [("r", None)]
         assert [delta.finish_reason for delta in await stream.next()] == [FinishReason.ABORT]
         assert pair.hub.num_overflows == 1
+
+
+@asynchronous
+async def test_what_waits_for_a_reader_is_bounded_by_its_size_not_by_its_tokens(tmp_path: Path) -> None:
+    """Candidates of logprobs weigh as much as tokens, and what was read counts no more."""
+    entry = TokenLogprob(1, -0.5, 1, tuple((other, -1.0) for other in range(20)))
+    heavy = SequenceDelta("r", 0, (1,), (entry,))
+    async with connected(tmp_path, max_pending_entries=50) as pair:
+        stream, delivery = await pair.request()
+        for _ in range(3):
+            pair.outlet.deliver([heavy, heavy])
+            num_read = 0
+            while num_read < 2:
+                num_read += len(await stream.next())
+        assert not delivery.done.done()
+        pair.outlet.deliver([heavy, heavy, heavy])
+        await delivery.done
+        assert pair.aborts == [("r", None)]
 
 
 @asynchronous

@@ -14,16 +14,19 @@ from footplate.deployments.ports import RunPorts
 PORTS = RunPorts(8000, 9101, 8404, 8500, 20_000, 20_099)
 # The lines of Serve's template that are mended or mended at; the next test finds them in the template itself.
 TEMPLATE_LINES = (
+    "global\n",
     "    option splice-request",
     "    option splice-response",
     "    errorfile 503 {{ config.error_file_path }}",
     "    balance {{ config.balance_algorithm }}",
-    "frontend http_frontend",
+    "frontend http_frontend\n",
     "    http-request return status 404",
     "timeout client {{ config.timeout_client_s }}s",
     "    bind :{{ config.metrics_port }}",
 )
 CONFIG = """\
+global
+    maxconn 100
 defaults
     mode http
     timeout client 3600s
@@ -81,15 +84,20 @@ def test_nothing_but_the_entrance_is_bound_beyond_loopback(mended: str) -> None:
 def test_the_proxys_own_answers_have_the_apis_shape(mended: str) -> None:
     lines = [line.split() for line in mended.splitlines()]
     files = {int(line[1]): Path(line[2]) for line in lines if line[:1] == ["errorfile"]}
-    assert set(files) == {400, 408, 502, 503, 504}
+    assert set(files) == {400, 408, 413, 500, 501, 502, 503, 504}
     for path in files.values():
         head, _, body = path.read_bytes().partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body)}".encode() in head.split(b"\r\n")
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
-    assert "status 404" not in mended
+    assert mended.count("status 404") == 1 and "path,url_dec -m beg /-/" in mended
     assert "%[path]" not in mended
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path, mended: str) -> None:
+    subprocess.run([tmp_path / "haproxy", "-f", tmp_path / "haproxy.cfg"], check=True)
+    assert (tmp_path / "haproxy.cfg").read_text() == mended
 
 
 def test_clients_can_not_steer_serve_by_its_headers(mended: str) -> None:
     for name in ("x-request-timeout-seconds", "x-request-disconnect-disabled", "x-request-id"):
-        assert f"http-request del-header {name}\n" in mended
+        assert f"http-request del-header {name}  # footplate\n" in mended

@@ -107,19 +107,58 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(served: ServeProcess
     assert sent < LIMIT * (2 if is_chunked else 1) + (16 << 20)
 
 
-def test_what_is_no_http_is_refused_and_closed(served: ServeProcess) -> None:
-    for data in (
-        b"\0" * 64 + b"\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"POST\r\n\r\n",
-        b"\x16\x03\x01\x02\0\1",
-    ):
-        with connect(served) as connection:
+UNREADABLE = {
+    "zeros": b"\0" * 64 + b"\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\0\1",
+    "a method alone": b"POST\r\n\r\n",
+    "an unknown version": b"GET /healthz HTTP/x.y\r\n\r\n",
+    "a header with a space": b"GET /healthz HTTP/1.1\r\nHo st: a\r\n\r\n",
+    "two lengths": b"POST /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "too long a head": b"GET /healthz HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_is_no_http_is_refused_and_closed(served: ServeProcess, data: bytes) -> None:
+    """By a page of HAProxy's parser that no setting changes; see deployments/README.md."""
+    with connect(served) as connection:
+        # The answer may come, and the connection end, before all is sent.
+        with contextlib.suppress(ConnectionError):
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            answer = read_answer(connection)
-        # Where the proxy can't parse, its own page; what passes for HTTP may reach the app before the close.
-        assert answer == b"" or answer.split()[1] in (b"400", b"404", b"405"), answer
+        answer = read_answer(connection)
+    assert answer == b"" or answer.split()[1] == b"400", answer
+
+
+def test_a_future_version_of_http_is_answered(served: ServeProcess) -> None:
+    with connect(served) as connection:
+        connection.sendall(b"GET /nothing HTTP/9.9\r\nHost: a\r\nConnection: close\r\n\r\n")
+        check_raw_error(read_answer(connection), b"404")
+
+
+def test_a_half_closed_client_is_told_so(served: ServeProcess) -> None:
+    data = text(max_tokens=1900, ignore_eos=True)
+    with connect(served) as connection:
+        connection.sendall(head(served, f"Content-Length: {len(data)}", TEXT) + data)
+        served.await_running()
+        connection.shutdown(socket.SHUT_WR)
+        answer = read_answer(connection)
+    check_raw_error(answer, b"400")
+    assert b"closed for sending before the answer was ready" in answer
+
+
+def test_connections_are_kept_between_requests(served: ServeProcess) -> None:
+    data = text()
+    with connect(served) as connection:
+        for _ in range(3):
+            connection.sendall(head(served, f"Content-Length: {len(data)}", TEXT) + data)
+            assert read_answer(connection).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/-/routes", "/-/healthz", "/%2d/routes", "/-%2Froutes", "/-/"])
+def test_serves_own_pages_are_not_shown(served: ServeProcess, path: str) -> None:
+    for key in (None, "tenant", "admin"):
+        with served.http(key) as http:
+            check_error(http.get(path), 404, "unknown_url")
 
 
 def test_clients_that_never_finish_their_request_hold_nobody_up(served: ServeProcess) -> None:
@@ -158,9 +197,18 @@ def check_error(answer: httpx.Response, status: int, code: str | None) -> None:
     assert answer.headers["x-request-id"].startswith("req_")
 
 
-def head(served: ServeProcess, length: str) -> bytes:
+def check_raw_error(answer: bytes, status: bytes) -> None:
+    before, _, body = answer.partition(b"\r\n\r\n")
+    lines = before.lower().split(b"\r\n")
+    assert lines[0].split()[1] == status, answer
+    assert b"content-type: application/json" in lines
+    assert sum(line.startswith(b"x-request-id: req_") for line in lines) == 1, lines
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def head(served: ServeProcess, length: str, path: str = CHAT) -> bytes:
     return (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {served.key()}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {served.key()}\r\n"
         f"Content-Type: application/json\r\n{length}\r\n\r\n"
     ).encode()
 

@@ -84,6 +84,31 @@ async def test_a_client_that_leaves_in_the_middle_ends_the_generation(rig: Rig, 
     assert b"[DONE]" not in b"".join(message.get("body", b"") for message in wire.sent)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_reads_nothing_is_cut_and_its_generation_ends(
+    make_rig: Callable[..., Rig], stream: bool
+) -> None:
+    rig = make_rig(max_stall_s=0.01)
+    rig.says("one two three four five six seven")
+    stalled, others = Wire(chat_body(stream=stream)), Wire(chat_body(stream=True))
+
+    async def send_without_a_reader(message: Any) -> None:
+        stalled.sent.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    with capture_logs() as logs:
+        call = asyncio.create_task(rig.app(stalled.scope, stalled.receive, send_without_a_reader))
+        await rig.app(others.scope, others.receive, others.send)
+        with pytest.raises(ConnectionAbortedError):
+            await asyncio.wait_for(call, 5)
+    assert all(generation.closed.is_set() for generation in rig.engine.generations)
+    # One send was held back; nothing was made or kept behind it, and it is no fault of the server.
+    assert len(stalled.sent) == 2
+    assert b"[DONE]" in others.sent[-1]["body"]
+    assert not logs
+
+
 async def test_a_client_that_leaves_ends_all_its_prompts(rig: Rig) -> None:
     rig.says("Hello there.", hold_after=1)
     wire = Wire(text_body(prompt=["a", "b", "c"], stream=True), "/v1/completions")

@@ -18,6 +18,7 @@ from footplate.deployments.specs import ModelSpec
 from footplate.engine.config import EngineConfig
 
 LOADER = "footplate.deployments.scripted_engine:ScriptedEngine.load"
+STALL_S = 3.0
 APP = "tests.ray.minimal_app:build"
 
 
@@ -32,6 +33,7 @@ def main(data_dir: str, port: str, source: str) -> None:
         redis_url="",
         app_builder=APP,
         drain_s=1.0,
+        stall_s=STALL_S,
     )
     run = PlatformRun(plan)
     try:

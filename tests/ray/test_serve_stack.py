@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 STEP_S = 0.05
 # Beside the two steps: the client's socket, HAProxy and two event loops on busy cores.
 SLACK_S = 0.75
+# What waits for one reader in the gateway: 16,384 deltas, and what they are written as.
+MAX_UNREAD_BYTES = 10 << 20
 
 
 @dataclass
@@ -60,6 +62,9 @@ class Stack:
         assert wait_until(lambda: event in self.events(request_id), timeout_s), self.events(request_id)
         return self.events(request_id)[event]
 
+    def gateway_pids(self) -> list[int]:
+        return [pid for pid in find_processes(self.paths.mark, str(self.paths.run_dir)) if is_gateway(pid)]
+
     def engine_pids(self) -> list[int]:
         """Replica processes of the model's application; the gateway's title names another deployment."""
         return [pid for pid in find_processes(self.paths.mark, str(self.paths.run_dir)) if is_engine(pid)]
@@ -70,6 +75,17 @@ def is_engine(pid: int) -> bool:
         return b"ServeReplica:scripted:Engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def is_gateway(pid: int) -> bool:
+    try:
+        return b"ServeReplica:gateway:" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="session")
@@ -170,6 +186,28 @@ def test_a_client_that_goes_away_before_the_first_token_leaves_nothing_running(s
     assert stack.await_event("gone-early", "abort") - left_at < 2 * STEP_S + SLACK_S
 
 
+def test_a_client_that_reads_nothing_is_cut_while_others_are_served(stack: Stack) -> None:
+    (gateway_pid,) = stack.gateway_pids()
+    connections = []
+    for number in range(4):
+        connection = send_request(stack, f"unread-{number}", n=128, max_tokens=1900, receive_bytes=4096)
+        connections.append(connection)
+        stack.await_event(f"unread-{number}", "add")
+    before = resident_bytes(gateway_pid)
+    most, done = before, set()
+    started = time.monotonic()
+    while len(done) < 4 and time.monotonic() - started < 60:
+        with stack.post(max_tokens=5) as response:
+            assert len(events_of(response)) == 6
+        most = max(most, resident_bytes(gateway_pid))
+        done = {number for number in range(4) if "abort" in stack.events(f"unread-{number}")}
+    # Long before the 95 s that these generations would take.
+    assert len(done) == 4, time.monotonic() - started
+    assert most - before < 4 * MAX_UNREAD_BYTES, most - before
+    for connection in connections:
+        connection.close()
+
+
 def test_a_killed_replica_ends_its_streams_with_an_error_and_is_replaced(stack: Stack) -> None:
     (pid,) = stack.engine_pids()
     with stack.post(id="cut", max_tokens=1000) as response:
@@ -227,11 +265,19 @@ def run_all(jobs: list[Callable[[], None]]) -> None:
         thread.join(timeout=60)
 
 
-def send_request(stack: Stack, request_id: str) -> socket.socket:
+def send_request(
+    stack: Stack, request_id: str, *, n: int = 1, max_tokens: int = 1000, receive_bytes: int = 0
+) -> socket.socket:
     host, port = stack.url.removeprefix("http://").split(":")
-    body = json.dumps({"id": request_id, "model": "scripted", "prompt": [1], "max_tokens": 1000}).encode()
+    body = json.dumps(
+        {"id": request_id, "model": "scripted", "prompt": [1], "max_tokens": max_tokens, "n": n}
+    ).encode()
     head = f"POST /generate HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.socket()
+    if receive_bytes:  # else megabytes wait in the kernel before anybody notices
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(10)
+    connection.connect((host, int(port)))
     connection.sendall(head + body)
     return connection
 

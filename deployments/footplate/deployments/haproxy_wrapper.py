@@ -13,24 +13,41 @@ from pathlib import Path
 from footplate.deployments.ports import RunPorts
 
 HEADERS_S = 30  # for a request's head alone; its body has a deadline of its own at the gateway
+# Of one client that doesn't read, in the kernel, at each of HAProxy's two sockets; it would else take 4 MB.
+SOCKET_BYTES = 256 << 10
 # By these a client could steer Serve past our rules on time-outs and disconnects.
 _SERVE_HEADERS = ("x-request-timeout-seconds", "x-request-disconnect-disabled", "serve_multiplexed_model_id")
 _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
+    413: "Content Too Large",
     500: "Internal Server Error",
+    501: "Not Implemented",
     503: "Service Unavailable",
 }
+# HAProxy can't tell a half-closed client from one that has left, and treats both so.
+_LEFT = (
+    "The request can't be read as HTTP, or its connection was closed for sending before the answer was "
+    "ready; keep it open until then."
+)
 _TIMEOUT = f"The request's head did not arrive within {HEADERS_S} s."
+_TOO_LARGE = "The request is larger than this server takes."
+_NOT_IMPLEMENTED = "The request asks for something that this server doesn't do."
+_FAILED = "The server failed to answer this request."
 _BROKEN = "The connection to the gateway broke before it answered; try again."
 _UNAVAILABLE = "No gateway is running now; try again."
+# Ends each line of ours, so that a second run finds them.
+_MARK = "  # footplate"
 
 
 def write_wrapper(folder: Path, ports: RunPorts, haproxy: Path) -> Path:
     """Write the program and what it needs into `folder`; gives the program's path."""
     answers = {
-        400: _answer(400, "The request can't be read as HTTP.", None),
+        400: _answer(400, _LEFT, None),
         408: _answer(408, _TIMEOUT, "request_timeout"),
+        413: _answer(413, _TOO_LARGE, "request_too_large"),
+        500: _answer(500, _FAILED, "server_error"),
+        501: _answer(501, _NOT_IMPLEMENTED, "server_error"),
         502: _answer(500, _BROKEN, "server_error"),
         503: _answer(503, _UNAVAILABLE, "server_is_overloaded", "Retry-After: 1\r\n"),
         504: _answer(500, _BROKEN, "server_error"),
@@ -55,16 +72,10 @@ def write_wrapper(folder: Path, ports: RunPorts, haproxy: Path) -> Path:
 
 def _edits(folder: Path, ports: RunPorts, statuses: list[int]) -> str:
     """A sed script. It may run twice on one file."""
-    errors = "\\\n".join(f"    errorfile {status} {folder}/{status}.http" for status in statuses)
     unavailable = json.dumps(_body(503, _UNAVAILABLE, "server_is_overloaded"))
-    rules = [f"http-request del-header {name}" for name in _SERVE_HEADERS]
-    # The gateway names each request; Serve adds a second id after it, or the one that the client sent.
-    rules.append("http-request del-header x-request-id")
-    rules.append("http-response set-header x-request-id %[res.hdr(x-request-id,1)]")
-    for name, value in (("x-request-id", "req_%[uuid]"), ("openai-processing-ms", "0")):
-        rules.append(f"http-after-response set-header {name} {value} if !{{ res.hdr({name}) -m found }}")
-    frontend = "\\\n".join(f"    {rule}" for rule in rules)
+    limits = [f"tune.sndbuf.client {SOCKET_BYTES}", f"tune.rcvbuf.server {SOCKET_BYTES}"]
     return (
+        f"/{_MARK}$/d\n"
         # The template binds statistics and metrics to all interfaces.
         f"s/bind :{ports.haproxy_metrics}$/bind 127.0.0.1:{ports.haproxy_metrics}/\n"
         f"s/bind \\*:{ports.haproxy_stats}$/bind 127.0.0.1:{ports.haproxy_stats}/\n"
@@ -73,14 +84,35 @@ def _edits(folder: Path, ports: RunPorts, statuses: list[int]) -> str:
         "/option splice-/d\n"
         # Without it a client may take an hour over its headers.
         "/^ *timeout http-request /d\n"
-        f"s/^    timeout client .*$/&\\\n    timeout http-request {HEADERS_S}s/\n"
+        + _after("    timeout client .*", [f"timeout http-request {HEADERS_S}s"])
         # Its own answers in the API's shape, in place of Serve's plain texts.
-        "/^ *errorfile /d\n"
-        f"s|^    balance .*$|&\\\n{errors}|\n"
-        "s|^    http-request return status 404 .*$|    http-request return status 503"
+        + "/^ *errorfile /d\n"
+        + _after("    balance .*", [f"errorfile {status} {folder}/{status}.http" for status in statuses])
+        + "s|^    http-request return status 404 .*$|    http-request return status 503"
         f" content-type application/json hdr retry-after 1 string '{unavailable}'|\n"
-        f"s|^frontend http_frontend$|&\\\n{frontend}|\n"
+        + _after("global", limits)
+        + _after("frontend http_frontend", _frontend_rules())
     )
+
+
+def _frontend_rules() -> list[str]:
+    # Serve's own pages tell of applications and need no key; its probes ask the replicas, not here.
+    missing = json.dumps(_body(404, "There is no such URL here.", "unknown_url"))
+    rules = [
+        f"http-request return status 404 content-type application/json string '{missing}'"
+        " if { path,url_dec -m beg /-/ }"
+    ]
+    rules += [f"http-request del-header {name}" for name in _SERVE_HEADERS]
+    # The gateway names each request; Serve adds a second id after it, or the one that the client sent.
+    rules.append("http-request del-header x-request-id")
+    rules.append("http-response set-header x-request-id %[res.hdr(x-request-id,1)]")
+    for name, value in (("x-request-id", "req_%[uuid]"), ("openai-processing-ms", "0")):
+        rules.append(f"http-after-response set-header {name} {value} if !{{ res.hdr({name}) -m found }}")
+    return rules
+
+
+def _after(line: str, added: list[str]) -> str:
+    return f"s~^{line}$~&" + "".join(f"\\\n    {text}{_MARK}" for text in added) + "~\n"
 
 
 def _body(status: int, message: str, code: str | None) -> dict[str, dict[str, str | None]]:

@@ -20,7 +20,7 @@ from footplate.deployments.errors import StartupError
 from footplate.deployments.keeper import Keeper
 from footplate.deployments.leftovers import end_installation, stop_postgres
 from footplate.deployments.ports import RunPorts, require_free_port
-from footplate.deployments.ray_environment import find_haproxy, ray_arguments, ray_environment
+from footplate.deployments.ray_environment import STALL_S, find_haproxy, ray_arguments, ray_environment
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.specs import PLATFORM_APP, GatewaySpec, ModelSpec, ReplicaSpec
 from footplate.deployments.storage import prepare_storage
@@ -47,6 +47,7 @@ class RunPlan:
     config_file: str | None = None
     app_builder: str = PLATFORM_APP
     drain_s: float = 3.0  # how long a stop waits for open streams
+    stall_s: float = STALL_S  # how long a client may read nothing
 
 
 @dataclass(slots=True)
@@ -104,7 +105,7 @@ class PlatformRun:
         require_free_port(self.plan.host, self.plan.port)
         MasterKey.load_or_create(self.master_key_file)
         ports = RunPorts.choose(self.plan.port, self.paths.mark)
-        os.environ.update(ray_environment(self.paths, ports, self.haproxy))
+        os.environ.update(ray_environment(self.paths, ports, self.haproxy, self.plan.stall_s))
         self._keeper = Keeper(self.paths)
         with ThreadPoolExecutor(3, thread_name_prefix="start") as pool, self._tell_helpers_when_it_fails():
             storage = pool.submit(self._start_database)

@@ -17,6 +17,8 @@ from footplate.deployments.ports import RunPorts
 from footplate.deployments.run_paths import MARK_VARIABLE, RunPaths
 
 DRAINING_S = 1.0
+# So long a client may take nothing of its answer; it is then cut, and its generation ends.
+STALL_S = 60.0
 # Ray replaces 127.0.0.1 by an address that other machines can reach; it leaves this one alone.
 LOOPBACK = "127.0.0.2"
 
@@ -32,7 +34,9 @@ def find_haproxy() -> Path | None:
     return Path(found) if found else None
 
 
-def ray_environment(paths: RunPaths, ports: RunPorts, haproxy: Path | None) -> dict[str, str]:
+def ray_environment(
+    paths: RunPaths, ports: RunPorts, haproxy: Path | None, stall_s: float = STALL_S
+) -> dict[str, str]:
     """All switches for one run on this machine.
 
     Without HAProxy Serve's own Python proxy listens; tokens then cost about three times as much.
@@ -59,10 +63,11 @@ def ray_environment(paths: RunPaths, ports: RunPorts, haproxy: Path | None) -> d
     if haproxy is None:
         return environment
     folder = paths.haproxy_dir
+    wrapper = write_wrapper(folder, ports, haproxy)
     return {
         **environment,
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_wrapper(folder, ports, haproxy)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
@@ -71,6 +76,8 @@ def ray_environment(paths: RunPaths, ports: RunPorts, haproxy: Path | None) -> d
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        # It doesn't run while a client waits for the first byte, however long that takes.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(round(stall_s)),
         "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, max(1, (os.cpu_count() or 2) // 2))),
         # A reload stops the old process after this long, and with it its open streams.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import footplate.platform.http.health as health
 from footplate.platform.http import chat, completions, metrics, models, tokens
-from footplate.platform.http.edge import MAX_BODY_BYTES, MAX_BODY_SECONDS, Edge
+from footplate.platform.http.edge import MAX_BODY_BYTES, MAX_BODY_SECONDS, MAX_STALL_SECONDS, Edge
 from footplate.platform.http.errors import api_error
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.health import Readiness, ReadinessCheck
@@ -40,6 +40,7 @@ def create_app(
     readiness: Mapping[str, ReadinessCheck] | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     max_body_s: float = MAX_BODY_SECONDS,
+    max_stall_s: float = MAX_STALL_SECONDS,
 ) -> FastAPI:
     """The gateway's ASGI application. Starts nothing and owns nothing: its parts are the caller's to close.
 
@@ -50,7 +51,9 @@ def create_app(
         title="Footplate",
         docs_url=None,
         redoc_url=None,
-        middleware=[Middleware(Edge, max_body_bytes=max_body_bytes, max_body_s=max_body_s)],
+        middleware=[
+            Middleware(Edge, max_body_bytes=max_body_bytes, max_body_s=max_body_s, max_stall_s=max_stall_s)
+        ],
         exception_handlers={HTTPException: _framework_error},
         redirect_slashes=False,
     )

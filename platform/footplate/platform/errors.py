@@ -7,6 +7,7 @@
     ├── ModelNotFound          no such model, or none that this tenant may see
     ├── BodyTooLarge           the request's body is over the limit
     ├── BodyTooSlow            the request's body did not arrive in time
+    ├── AnswerNotRead          the client takes nothing of its answer
     └── UnsupportedParameter   a parameter (or value) that this version doesn't honour
 
 `http/errors.py` turns these and the engine's into answers. Messages hold no content.
@@ -55,6 +56,10 @@ class BodyTooLarge(PlatformError):
 
 class BodyTooSlow(PlatformError):
     """The body did not arrive in time."""
+
+
+class AnswerNotRead(PlatformError):
+    """The client has taken nothing of its answer for too long."""
 
 
 class UnsupportedParameter(PlatformError):

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 class HubLimits:
     """Bounds of the gateway's end. Times in seconds."""
 
-    max_pending_deltas: int = 8192  # of one stream whose reader lags; then it is aborted
+    # Of one stream whose reader lags, deltas and candidates of logprobs together, at about 200 bytes each;
+    # then it is aborted.
+    max_pending_entries: int = 16_384
     handshake_s: float = 5.0
     silence_s: float = 5.0  # no frame at all from a replica that owes tokens
     stuck_s: float = 60.0  # the replica answers, but its step loop gave no sign of life for so long
@@ -41,6 +43,7 @@ class TokenStream:
 
     __slots__ = (
         "_hub",
+        "_num_pending",
         "_open",
         "_pending",
         "_waiter",
@@ -56,6 +59,7 @@ class TokenStream:
         self._hub = hub
         self._open = set(range(num_choices))
         self._pending: list[SequenceDelta] = []
+        self._num_pending = 0  # entries, as the limit counts them
         self._waiter: asyncio.Future[None] | None = None
         self._woken_at = float("-inf")
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -83,6 +87,7 @@ class TokenStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         taken, self._pending = self._pending, []
+        self._num_pending = 0
         return taken
 
     def stop(self, index: int) -> None:
@@ -111,13 +116,15 @@ class TokenStream:
         """Take one delta of an engine step."""
         if delta.index not in self._open:
             return
-        pending = self._pending
-        pending.append(delta)
+        self._pending.append(delta)
+        self._num_pending += 1
+        if delta.logprobs is not None:
+            self._num_pending += sum(1 + len(entry.top) for entry in delta.logprobs)
         if delta.finish_reason is not None:
             self._open.discard(delta.index)
             if not self._open:
                 self._settle()
-        elif len(pending) > self._hub.limits.max_pending_deltas:
+        elif self._num_pending > self._hub.limits.max_pending_entries:
             self._overflow()
         if self._waiter is not None and not self._hub.hold(self, self._woken_at):
             self.wake()

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from footplate.platform.errors import BodyTooLarge, BodyTooSlow
+from footplate.platform.errors import AnswerNotRead, BodyTooLarge, BodyTooSlow
 from footplate.platform.http.errors import api_error
 
 Scope = MutableMapping[str, Any]
@@ -21,6 +21,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 16 << 20
 MAX_BODY_SECONDS = 60.0
+MAX_STALL_SECONDS = 60.0
 
 _FAILURE, _MODEL = "footplate.failure", "footplate.model"
 
@@ -50,18 +51,20 @@ class Edge:
         app: App,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_body_s: float = MAX_BODY_SECONDS,
+        max_stall_s: float = MAX_STALL_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._max_body_s = max_body_s
+        self._max_stall_s = max_stall_s
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(send, self._clock)
+        exchange = _Exchange(send, self._max_stall_s, self._clock)
         scope["footplate.request_id"] = exchange.request_id
         body = _BoundedBody(receive, _content_length(scope), self._max_body_bytes, self._max_body_s)
         try:
@@ -78,10 +81,11 @@ class Edge:
 class _Exchange:
     """One response: its id and its clock."""
 
-    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
+    def __init__(self, send: Send, max_stall_s: float, clock: Callable[[], float]) -> None:
         self.request_id = "req_" + secrets.token_hex(12)
         self.status = 0
         self._send = send
+        self._max_stall_s = max_stall_s
         self._clock = clock
         self._begin = clock()
 
@@ -98,7 +102,12 @@ class _Exchange:
                 (b"x-request-id", self.request_id.encode()),
                 (b"openai-processing-ms", b"%d" % elapsed_ms),
             ]
-        await self._send(message)
+        # The server holds a send back while the client reads nothing.
+        try:
+            async with asyncio.timeout(self._max_stall_s):
+                await self._send(message)
+        except TimeoutError:
+            raise AnswerNotRead(f"Nothing of the answer was read for {self._max_stall_s:g} s.") from None
 
 
 def _log_failure(scope: Scope, exchange: _Exchange) -> None:

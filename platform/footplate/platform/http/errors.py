@@ -27,6 +27,7 @@ from footplate.engine.errors import (
     RequestTooLarge,
 )
 from footplate.platform.errors import (
+    AnswerNotRead,
     AuthenticationFailed,
     BodyTooLarge,
     BodyTooSlow,
@@ -110,6 +111,9 @@ def _from_platform(error: PlatformError) -> ApiError:
     if isinstance(error, BodyTooLarge):
         return ApiError(413, str(error), code="request_too_large", headers={"connection": "close"})
     if isinstance(error, BodyTooSlow):
+        return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
+    if isinstance(error, AnswerNotRead):
+        # Never sent: the answer had begun. It only keeps a client's fault out of the server's errors.
         return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
     return ApiError(500, "The server is not set up for this request.", _SERVER, _SERVER)
 

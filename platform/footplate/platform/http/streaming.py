@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from footplate.engine.types import TokenUsage
+from footplate.platform.errors import AnswerNotRead
 from footplate.platform.generation import Run, Sink
 from footplate.platform.http.edge import Receive, Scope, Send, note_failure
 from footplate.platform.http.errors import api_error
@@ -94,6 +95,8 @@ class StreamResponse(_RunResponse):
         try:
             await self._run.drain(self._sink, flush)
             self._sink.last(self._run.usage())
+        except AnswerNotRead:
+            raise  # an error event would not be read either
         except Exception as error:
             note_failure(scope, error)
             out.append(b"data: " + api_error(error).encode() + b"\n\n")
