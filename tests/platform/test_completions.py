@@ -45,6 +45,60 @@ async def test_each_prompt_has_its_own_choices(rig: Rig, stream: bool) -> None:
     assert all(generation.closed.is_set() for generation in rig.engine.generations)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "given"),
+    [
+        ([1.5], "a list of numbers with a fraction"),
+        ([True], "a list of booleans"),
+        ({}, "an object"),
+        (5, "an integer"),
+        (None, "null"),
+        (["a", 1], "a list of integers and strings"),
+        ([[1], "a"], "a list of lists of integers and strings"),
+        ([[1], ["a", 2.5]], "a list of lists of integers and numbers with a fraction and strings"),
+        ([[[1]]], "a list of lists of lists"),
+    ],
+)
+async def test_a_prompt_of_no_known_form_is_told_all_forms_and_its_own(
+    rig: Rig, prompt: Any, given: str
+) -> None:
+    response = await rig.post(PATH, text_body(prompt=prompt))
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "This must be a string, a list of strings, a list of token ids, or a list of lists "
+        f"of token ids; it is {given}.",
+        **{"type": "invalid_request_error", "param": "prompt", "code": "invalid_value"},
+    }
+
+
+async def test_a_stop_of_no_known_form_is_told_all_forms(rig: Rig) -> None:
+    error = (await rig.post(PATH, text_body(stop=[5]))).json()["error"]
+    assert error["message"] == "This must be a string or a list of strings; it is a list of integers."
+    error = (await rig.post(PATH, text_body(stop=["a"] * 5))).json()["error"]
+    assert "at most 4" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "param"),
+    [(["a"] * 65, 2, "n"), (["a"] * 129, 1, "prompt"), ([[5]] * 2, 65, "n"), ([[5]] * 1000, 128, "n")],
+)
+async def test_choices_of_all_prompts_together_have_a_limit(
+    rig: Rig, prompt: list[Any], n: int, param: str
+) -> None:
+    # An unknown model: nothing was looked up, tokenised or submitted when the refusal came.
+    response = await rig.post(PATH, text_body(model="nobody", prompt=prompt, n=n))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", param)
+    assert f"{len(prompt)} prompts with {n} choices each" in error["message"] and "128" in error["message"]
+
+
+@pytest.mark.parametrize(("prompt", "n"), [(["a"] * 64, 2), ([5] * 200, 128), ("a" * 200, 128)])
+async def test_as_many_choices_as_the_limit_are_served(rig: Rig, prompt: Any, n: int) -> None:
+    response = await rig.post(PATH, text_body(prompt=prompt, n=n))
+    assert response.status_code == 200
+    assert len(response.json()["choices"]) == 128
+
+
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6], [7]]])
 async def test_ids_are_taken_as_they_are(rig: Rig, prompt: list[Any]) -> None:
     assert (await rig.post(PATH, text_body(prompt=prompt))).status_code == 200

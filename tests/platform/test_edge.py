@@ -172,9 +172,53 @@ async def test_bodies_that_are_no_json_object_are_refused(rig: Rig, data: bytes)
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_deep_nesting_is_refused(rig: Rig) -> None:
-    response = await rig.post(PATH, b'{"model":"m","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-    assert response.status_code == 400
+def _deep(levels: int) -> bytes:
+    """A body that is an object around lists."""
+    return b'{"model":"m","messages":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "words"),
+    [
+        (_deep(100_000), "invalid_value", "deeper than 200 levels"),
+        (_deep(202), "invalid_value", "deeper than 200 levels"),
+        (_deep(200), "invalid_value", None),
+        (b'{"model":"m","max_tokens":' + b"9" * 5000 + b"}", "invalid_value", "more than 4300 digits"),
+        (b'{"model":"m","max_tokens":' + b"9" * 4301 + b"}", "invalid_value", "more than 4300 digits"),
+        (b'{"model":"m","max_tokens":' + b"9" * 4300 + b"}", "invalid_value", "less than or equal"),
+        (b'{"model":"m","max_tokens":', "invalid_json", "not valid JSON"),
+        (b'{"model":"\xff"}', "invalid_json", "not valid JSON"),
+    ],
+    ids=[
+        "very deep",
+        "just too deep",
+        "deep",
+        "5000 digits",
+        "4301 digits",
+        "4300 digits",
+        "cut",
+        "no UTF-8",
+    ],
+)
+async def test_a_body_is_told_what_is_wrong_with_it(
+    rig: Rig, data: bytes, code: str, words: str | None
+) -> None:
+    response = await rig.post(PATH, data)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, code)
+    assert (words or "Input") in error["message"]
+    assert ("not valid JSON" in error["message"]) == (code == "invalid_json")
+
+
+async def test_the_schema_needs_a_key_of_any_role(rig: Rig) -> None:
+    statuses = {}
+    for key in (None, "fp_nobody_wrong", TENANT_KEY, ADMIN_KEY, SCRAPE_KEY):
+        async with rig.http(key) as http:
+            response = await http.get("/openapi.json")
+            statuses[key] = response.status_code
+            assert (await http.get("/docs")).status_code == (await http.get("/redoc")).status_code == 404
+    assert list(statuses.values()) == [401, 401, 200, 200, 200]
+    assert "/v1/chat/completions" in response.json()["paths"]
 
 
 async def _chunks(count: int, size: int) -> AsyncIterator[bytes]:

@@ -14,9 +14,9 @@ _MAX_KEY_CHARACTERS = 512
 
 
 async def authenticate(
-    headers: Mapping[str, str], authenticator: Authenticator, roles: frozenset[str] = INFERENCE_ROLES
+    headers: Mapping[str, str], authenticator: Authenticator, roles: frozenset[str] | None = INFERENCE_ROLES
 ) -> Principal:
-    """The caller of a request, by `Authorization: Bearer KEY` or `x-api-key`.
+    """The caller of a request, by `Authorization: Bearer KEY` or `x-api-key`. `roles` None takes any.
 
     Raises:
         AuthenticationFailed: no key, or not a live one.
@@ -28,7 +28,7 @@ async def authenticate(
         raise AuthenticationFailed(
             "Incorrect API key provided." if key else "Send an API key: 'Authorization: Bearer KEY'."
         )
-    if principal.role not in roles:
+    if roles is not None and principal.role not in roles:
         raise PermissionDenied("This key's role may not call this URL.")
     return principal
 

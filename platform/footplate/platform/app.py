@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 import footplate.platform.http.health as health
 from footplate.platform.http import chat, completions, metrics, models, tokens
@@ -49,6 +49,7 @@ def create_app(
     gateway = Gateway(client, authenticator, pipelines, GatewayMetrics(client.stats))
     app = FastAPI(
         title="Footplate",
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         middleware=[
@@ -90,6 +91,12 @@ def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessChe
 
     app.add_api_route("/v1/models", _bound(gateway, models.list_models), methods=["GET"], name="list_models")
     app.add_api_route("/v1/models/{model_id:path}", show_model, methods=["GET"])
+
+    async def show_schema(request: Request) -> Response:
+        await gateway.authenticate(request, roles=None)
+        return JSONResponse(app.openapi())
+
+    app.add_api_route("/openapi.json", show_schema, methods=["GET"], include_in_schema=False)
     _add_get(app, "/healthz", health.healthz, "healthz")
     _add_get(app, "/readyz", readyz, "readyz")
 

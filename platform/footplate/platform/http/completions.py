@@ -35,7 +35,7 @@ from footplate.platform.http.parameters import (
     check_stream_options,
     sampling_params,
 )
-from footplate.platform.http.schemas import MAX_PROMPTS, CompletionBody, parse_body
+from footplate.platform.http.schemas import MAX_CHOICES, CompletionBody, parse_body
 from footplate.platform.http.streaming import BodyResponse, StreamResponse
 from footplate.platform.ports import Principal
 
@@ -64,6 +64,7 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
 
 
 def _check(body: CompletionBody) -> None:
+    _check_choices(body.num_prompts, body.n or 1)
     check_stream_options(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise UnsupportedParameter("best_of is not supported; it may only equal n.", "best_of")
@@ -75,6 +76,15 @@ def _check(body: CompletionBody) -> None:
         )
 
 
+def _check_choices(num_prompts: int, num_each: int) -> None:
+    if num_prompts * num_each > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with {num_each} choices each make {num_prompts * num_each} choices; "
+            f"one request may have {MAX_CHOICES}. Send fewer prompts at once, or a smaller n.",
+            "prompt" if num_each == 1 else "n",
+        )
+
+
 async def _read_prompts(pipeline: TextPipeline, card: ModelCard, body: CompletionBody) -> list[_Prompt]:
     given = body.prompt
     if isinstance(given, str):
@@ -83,8 +93,6 @@ async def _read_prompts(pipeline: TextPipeline, card: ModelCard, body: Completio
         texts = [text for text in given if isinstance(text, str)]
     else:
         return _prompts_of_ids(pipeline, card, given)
-    if len(texts) > MAX_PROMPTS:
-        raise InvalidRequest(f"At most {MAX_PROMPTS} prompts are allowed in one request.", "prompt")
     if not all(texts):
         raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
     add_special_tokens = body.add_special_tokens is not False
@@ -106,8 +114,6 @@ async def _read_prompts(pipeline: TextPipeline, card: ModelCard, body: Completio
 
 def _prompts_of_ids(pipeline: TextPipeline, card: ModelCard, given: Sequence[Any]) -> list[_Prompt]:
     lists: list[list[int]] = list(given) if given and isinstance(given[0], list) else [list(given)]
-    if len(lists) > MAX_PROMPTS:
-        raise InvalidRequest(f"At most {MAX_PROMPTS} prompts are allowed in one request.", "prompt")
     for ids in lists:
         if not ids:
             raise InvalidRequest("The prompt is empty; it needs at least one token.", "prompt")
@@ -128,8 +134,6 @@ async def _prompt_runs(
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else body.prompt_logprobs
     num_choices = body.n or 1
-    if len(prompts) * num_choices > MAX_PROMPTS:
-        raise InvalidRequest(f"At most {MAX_PROMPTS} answers are allowed in one request.", "n")
     for prompt in prompts:
         allowed_tokens(card, len(prompt.ids), asked, "prompt")
     bad_words = await bad_words_ids(pipeline, body.bad_words)

@@ -36,7 +36,11 @@ from footplate.platform.errors import (
     PlatformError,
     UnsupportedParameter,
 )
+from footplate.platform.http.forms import WRONG_FORM
 
+# pydantic's parser has these limits; neither can be set.
+MAX_JSON_DEPTH = 200
+MAX_JSON_DIGITS = 4_300
 _MAX_PARAM_CHARACTERS = 128
 _REQUEST = "invalid_request_error"
 _SERVER = "server_error"
@@ -130,10 +134,10 @@ def _from_framework(error: HTTPException) -> ApiError:
 
 def _from_validation(error: ValidationError) -> ApiError:
     """The first fault only: a small body can hold thousands of them."""
-    first = next(iter(error.errors(include_url=False, include_context=False, include_input=False)))
+    first = next(iter(error.errors(include_url=False, include_input=False)))
     kind, message = str(first["type"]), str(first["msg"]).removeprefix("Value error, ")
     if kind == "json_invalid":
-        return ApiError(400, "The body is not valid JSON in UTF-8.", code="invalid_json")
+        return _from_json(str(first["ctx"]["error"]))
     param = _param(first["loc"])
     if kind == "extra_forbidden":
         message = "This parameter is not known, or not supported here."
@@ -145,10 +149,20 @@ def _from_validation(error: ValidationError) -> ApiError:
     return ApiError(400, f"{message}." if message[-1:] != "." else message, code="invalid_value", param=param)
 
 
+def _from_json(fault: str) -> ApiError:
+    """What the parser can't read, and what it reads no further, though it may be valid JSON."""
+    if fault.startswith("recursion limit"):
+        return ApiError(400, f"The body nests deeper than {MAX_JSON_DEPTH} levels.", code="invalid_value")
+    if fault.startswith("number out of range"):
+        message = f"A number in the body is too large: it has more than {MAX_JSON_DIGITS} digits."
+        return ApiError(400, message, code="invalid_value")
+    return ApiError(400, "The body is not valid JSON in UTF-8.", code="invalid_json")
+
+
 # Kinds whose sentences speak of the expectation only, never of what was sent.
 _SAFE_KINDS = frozenset(
     {
-        *("value_error", "greater_than_equal", "less_than_equal", "greater_than", "less_than"),
+        *(WRONG_FORM, "value_error", "greater_than_equal", "less_than_equal", "greater_than", "less_than"),
         *("int_type", "float_type", "string_type", "bool_type", "list_type", "dict_type", "tuple_type"),
         *("finite_number", "literal_error", "too_long", "too_short", "string_too_long", "string_too_short"),
         *("model_type", "model_attributes_type", "int_parsing_size", "string_unicode"),

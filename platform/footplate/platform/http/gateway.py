@@ -41,8 +41,10 @@ class Gateway:
             raise UnsupportedParameter("Idempotency-Key is not supported in this version.", "Idempotency-Key")
         return principal
 
-    async def authenticate(self, request: Request, roles: frozenset[str] = INFERENCE_ROLES) -> Principal:
-        """The caller. Raises AuthenticationFailed or PermissionDenied."""
+    async def authenticate(
+        self, request: Request, roles: frozenset[str] | None = INFERENCE_ROLES
+    ) -> Principal:
+        """The caller; `roles` None takes any key. Raises AuthenticationFailed or PermissionDenied."""
         return await authenticate(request.headers, self.authenticator, roles)
 
     async def model(self, request: Request, name: str) -> tuple[ModelCard, TextPipeline]:

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from footplate.engine.errors import InvalidRequest
 from footplate.platform.errors import UnsupportedParameter
+from footplate.platform.http.forms import one_of
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1_000
-MAX_CHOICES = 128
+MAX_CHOICES = 128  # of one request, over all its prompts
 MAX_LOGPROBS = 20
-MAX_PROMPTS = 1_024
 MAX_LOGIT_BIASES = 1_024
 MAX_BAD_WORDS = 256
 
@@ -52,7 +52,7 @@ class GenerationBody(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: str | _Texts | None = None
+    stop: Annotated[str | _Texts | None, one_of("a string or a list of strings")] = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
@@ -162,7 +162,10 @@ class ChatCompletionBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)]
+    prompt: Annotated[
+        str | _Texts | _Ids | Annotated[list[_Ids], Field(fail_fast=True)],
+        one_of("a string, a list of strings, a list of token ids, or a list of lists of token ids"),
+    ]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -170,6 +173,11 @@ class CompletionBody(GenerationBody):
     # Refused unless they mean nothing.
     suffix: Any = None
     response_format: Any = None
+
+    @property
+    def num_prompts(self) -> int:
+        is_many = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        return len(self.prompt) if is_many else 1
 
 
 class TokenizeBody(Body):
