@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from footplate.engine.plan import SchedulerOutput, StepResult
 from footplate.engine.scheduler import DrainFirst, Scheduler
@@ -18,12 +18,28 @@ class Runner(Protocol):
     def run(self, output: SchedulerOutput) -> StepResult: ...
 
 
+class Pending(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepResult:
+        """What it drew; waits for the device. Steps are read in the order of their launch."""
+        ...
+
+
+@runtime_checkable
+class QueueRunner(Runner, Protocol):
+    """A runner whose device has a queue: a step can be launched while the one before it still runs."""
+
+    def launch(self, output: SchedulerOutput) -> Pending: ...
+
+
 class EngineCore:
     """One scheduler on one runner.
 
     `add`, `abort` and `stats` may be called from any thread while another one steps: the lock guards the
-    scheduler and is never held while the device works. With `ahead`, step n + 1 is planned and queued on the
-    runner's own thread before step n is read; the device runs steps in order either way, so ids are the same.
+    scheduler and is never held while the device works. With `ahead`, step n + 1 is planned and queued before
+    step n is read: on the device's own queue if it has one, else on a thread of the runner's. The device runs
+    steps in order either way, so ids are the same.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, *, ahead: bool) -> None:
@@ -31,8 +47,10 @@ class EngineCore:
         self.scheduler = scheduler
         self.runner = runner
         self._ahead = ahead
-        self._executor = ThreadPoolExecutor(1, "footplate-device") if ahead else None
-        self._flying: deque[Future[StepResult]] = deque()
+        self._queue = runner if isinstance(runner, QueueRunner) else None
+        needs_thread = ahead and self._queue is None
+        self._executor = ThreadPoolExecutor(1, "footplate-device") if needs_thread else None
+        self._flying: deque[Pending] = deque()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request; raises as `Scheduler.add` does."""
@@ -68,7 +86,9 @@ class EngineCore:
         except DrainFirst:
             return None
 
-    def _launch(self, output: SchedulerOutput) -> Future[StepResult]:
+    def _launch(self, output: SchedulerOutput) -> Pending:
+        if self._queue is not None:
+            return self._queue.launch(output)
         if self._executor is not None:
             return self._executor.submit(self.runner.run, output)
         done: Future[StepResult] = Future()

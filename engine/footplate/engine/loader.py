@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from footplate.engine.config import EngineConfig
-from footplate.engine.core import EngineCore
+from footplate.engine.core import EngineCore, Runner
 from footplate.engine.errors import LoadError
 from footplate.engine.kernels.ops import Ops
 from footplate.engine.kernels.torch_ops import TorchOps
@@ -81,7 +81,7 @@ def load_model(source: str, config: EngineConfig, *, models_dir: Path | None = N
         LoadError: source, weights or types can't be used.
     """
     resolved = resolve_source(source, models_dir)
-    model_config, weights = open_model(resolved, config.seed)
+    model_config, weights = open_model(resolved, config.seed, _device(config))
     place, kv_dtype, dtype = _resolve_types(config, resolved, model_config)
     max_len = _max_model_len(config, model_config)
     decoder = Decoder(model_config, weights, _choose_ops(place), place, max_len)
@@ -95,10 +95,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
         LoadError: the KV memory holds too little for the options.
     """
     shape, device = model.model_config, model.place.device
-    if device.type == "cpu":
-        _keep_freed_memory()
-    num_blocks = _num_blocks(config, shape, model.kv_dtype, device, model.max_len)
-    max_len = _fit_model_len(config, model.max_len, num_blocks)
+    num_blocks, max_len, runner = (_on_cpu if device.type == "cpu" else _on_device)(model, config)
     scheduler = Scheduler(
         config,
         num_blocks=num_blocks,
@@ -108,15 +105,38 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
         prefix_key=prefix_key,
         step_work=CPU_STEP_WORK if device.type == "cpu" else math.inf,
     )
+    core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
+    fingerprint = _fingerprint(model.source, config, shape, model.dtype)
+    return LoadedEngine(core, shape, max_len, model.dtype, fingerprint)
+
+
+def _on_cpu(model: LoadedModel, config: EngineConfig) -> tuple[int, int, Runner]:
+    """(blocks of the KV pool, longest sequence in tokens, the runner that owns the pool)."""
+    _keep_freed_memory()
+    shape, device = model.model_config, model.place.device
+    num_blocks = _num_blocks(config, model, _cpu_memory(config))
+    max_len = _fit_model_len(config, model.max_len, num_blocks)
     runner = ModelRunner(
         model.decoder,
         _make_caches(shape, num_blocks, config.block_size, model.kv_dtype, device),
         PersistentBatch(config.max_num_seqs, max_len, config.block_size, device),
         Sampler(shape.vocab_size, shape.eos_token_ids, device),
     )
-    core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
-    fingerprint = _fingerprint(model.source, config, shape, model.dtype)
-    return LoadedEngine(core, shape, max_len, model.dtype, fingerprint)
+    return num_blocks, max_len, runner
+
+
+def _on_device(model: LoadedModel, config: EngineConfig) -> tuple[int, int, Runner]:
+    """As `_on_cpu`; what steps and graphs take is measured before the pool gets the rest."""
+    from footplate.engine.device_loader import DeviceFactory
+
+    factory = DeviceFactory(model.decoder, config, model.place.device, model.kv_dtype, model.max_len)
+    if config.kv_cache_gib == "auto":
+        memory = factory.pool_bytes(factory.measure())
+    else:
+        memory = int(config.kv_cache_gib * GIB)
+    num_blocks = _num_blocks(config, model, memory)
+    max_len = _fit_model_len(config, model.max_len, num_blocks)
+    return num_blocks, max_len, factory.make_ready(num_blocks, max_len)
 
 
 def _keep_freed_memory() -> None:
@@ -133,9 +153,7 @@ def _resolve_types(
     config: EngineConfig, source: ModelSource, model: ModelConfig
 ) -> tuple[Placement, torch.dtype, str]:
     """(where and in what type to compute, type of the KV cache, the type's name for people)."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.device != "auto":
-        device = torch.device(config.device)
+    device = _device(config)
     packed = config.dtype == "auto" and device.type == "cpu" and source.kind == "gguf"
     name = config.dtype
     if name == "auto":
@@ -156,8 +174,18 @@ def _resolve_types(
     return place, DTYPES[kv_name], "packed" if packed else name
 
 
+def _device(config: EngineConfig) -> torch.device:
+    if config.device != "auto":
+        return torch.device(config.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _choose_ops(place: Placement) -> Ops:
-    """Native kernels on CPU in float32; the torch references elsewhere, and where no compiler is found."""
+    """Triton kernels on CUDA, native ones on CPU in float32; the torch references for 16-bit types on CPU."""
+    if place.device.type == "cuda":
+        from footplate.engine.kernels.triton_ops import TritonOps
+
+        return TritonOps()
     if place.device.type == "cpu" and place.dtype is torch.float32:
         from footplate.engine.kernels.cpu_ops import CpuOps
 
@@ -175,21 +203,20 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_blocks(
-    config: EngineConfig, model: ModelConfig, kv_dtype: torch.dtype, device: torch.device, max_len: int
-) -> int:
-    """How many blocks the KV memory holds, never more than all rows at full length could use."""
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * kv_dtype.itemsize
-    block_bytes = per_token * config.block_size
+def _cpu_memory(config: EngineConfig) -> int:
+    """Bytes for KV blocks."""
     if config.kv_cache_gib != "auto":
-        memory = int(config.kv_cache_gib * GIB)
-    elif device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        memory = max(0, free - int(total * (1 - config.gpu_memory_utilization)))
-    else:
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        memory = min(CPU_KV_MAX, int(available * CPU_KV_SHARE))
-    useful = config.max_num_seqs * -(-max_len // config.block_size)
+        return int(config.kv_cache_gib * GIB)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(CPU_KV_MAX, int(available * CPU_KV_SHARE))
+
+
+def _num_blocks(config: EngineConfig, model: LoadedModel, memory: int) -> int:
+    """How many blocks `memory` bytes hold, never more than all rows at full length could use."""
+    shape = model.model_config
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.kv_dtype.itemsize
+    block_bytes = per_token * config.block_size
+    useful = config.max_num_seqs * -(-model.max_len // config.block_size)
     num_blocks = min(memory // block_bytes, useful)
     if num_blocks < 1:
         raise LoadError(

@@ -13,6 +13,7 @@ import torch
 
 from footplate.engine.kernels.cpu_decoder import CpuDecoder, LayerWeights
 from footplate.engine.kernels.cpu_ops import CpuOps
+from footplate.engine.kernels.linear.dense import DenseLinear
 from footplate.engine.kernels.linear.packed import PackedLinear
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Embedding, Linear, Ops
 from footplate.engine.layers.attention import Attention, KvPair
@@ -74,7 +75,8 @@ class Decoder:
         """
         self.config = config
         self._ops = ops
-        self._dtype = place.dtype
+        self.dtype = place.dtype
+        self._device = place.device
         builder = _Builder(config, weights, ops, place, max_len)
         self._embed: Embedding = weights.embedding(place.dtype, place.device, place.packed)
         self.layers = [builder.layer(index) for index in range(config.num_layers)]
@@ -83,7 +85,7 @@ class Decoder:
         weights.finish()
 
     def bind(self, caches: list[KvPair]) -> LayerStack:
-        """All layers over one set of caches; packed layers on native kernels become a single call."""
+        """All layers over one set of caches, as few calls as their backend has a form for."""
         packed = [w for w in map(_packed_weights, self.layers) if w is not None]
         if isinstance(self._ops, CpuOps) and len(packed) == len(self.layers):
             return CpuDecoder(self._ops, packed, caches, self.config.norm_eps, self.config.activation)
@@ -91,11 +93,17 @@ class Decoder:
         def one_by_one(residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
             return self._run_layers(residual, batch, caches)
 
+        if self._device.type == "cuda":
+            from footplate.engine.kernels.triton_ops import TritonOps
+            from footplate.engine.models.fused_decoder import fuse
+
+            if isinstance(self._ops, TritonOps):
+                return fuse(self._ops, self.layers, caches, one_by_one) or one_by_one
         return one_by_one
 
     def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, layers: LayerStack) -> torch.Tensor:
         """token_ids [T] -> hidden states before the final norm, [T, hidden]; `layers` is from `bind`."""
-        residual = self._embed(token_ids).to(self._dtype)
+        residual = self._embed(token_ids).to(self.dtype)
         if self.config.embed_scale != 1.0:
             # The scale is rounded to the compute type, as the models were trained.
             residual = residual * torch.tensor(self.config.embed_scale, dtype=residual.dtype)
@@ -114,13 +122,19 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32, which the caller may change; valid until the next call."""
-        eps = self.config.norm_eps
         if isinstance(self._head, PackedLinear):
-            logits = self._head.normed(hidden, self._final_norm, eps)
-        else:
-            logits = self._head(self._ops.rms_norm(hidden, self._final_norm, eps)).float()
+            return self._capped(self._head.normed(hidden, self._final_norm, self.config.norm_eps))
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits of dense weights in the compute type, written to `out` [R, vocab] if given."""
+        assert isinstance(self._head, DenseLinear), "packed heads are for the CPU runner"
+        normed = self._ops.rms_norm(hidden, self._final_norm, self.config.norm_eps)
+        return self._capped(self._head(normed, out=out))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.final_soft_cap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def _packed_weights(layer: DecoderLayer) -> LayerWeights | None:

@@ -7,13 +7,30 @@ itself, so a step can be prepared before the host has read the one before it, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from footplate.engine.kernels.ops import AttentionBatch
-from footplate.engine.plan import NewRow, SchedulerOutput
+from footplate.engine.plan import NewRow, ScheduledRow, SchedulerOutput
 from footplate.engine.sampling.edits import RowContext
 from footplate.engine.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step's tokens on the host; shapes as in `AttentionBatch`."""
+
+    token_rows: np.ndarray  # [T] int64, the table row of each token
+    positions: np.ndarray  # [T] int32
+    slots: np.ndarray  # [T] int64
+    query_starts: np.ndarray  # [S + 1] int32
+    context_lens: np.ndarray  # [S] int32
+    tables: np.ndarray  # [S, max_blocks] int32
+    max_query_len: int
+    max_context_len: int
 
 
 class PersistentBatch:
@@ -48,19 +65,19 @@ class PersistentBatch:
         self._params[row] = new.params
         self._num_prompt[row] = new.num_prompt
 
-    def step_inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, AttentionBatch]:
-        """(token ids [T] int32, where they stand) for a step whose changes were applied."""
-        count = len(output.rows)
-        rows = np.fromiter((r.row for r in output.rows), np.int64, count)
-        lens = np.fromiter((r.num_tokens for r in output.rows), np.int64, count)
-        starts = np.fromiter((r.start for r in output.rows), np.int64, count)
+    def plan(self, rows: Sequence[ScheduledRow]) -> StepPlan:
+        """Where the tokens of a step stand, in the order of `rows`; the changes of the step were applied."""
+        count = len(rows)
+        of_row = np.fromiter((r.row for r in rows), np.int64, count)
+        lens = np.fromiter((r.num_tokens for r in rows), np.int64, count)
+        starts = np.fromiter((r.start for r in rows), np.int64, count)
         query_starts = np.zeros(count + 1, dtype=np.int32)
         np.cumsum(lens, out=query_starts[1:])
         num_tokens = int(query_starts[-1])
         if num_tokens == count:
-            token_rows, positions = rows, starts
+            token_rows, positions = of_row, starts
         else:
-            token_rows = np.repeat(rows, lens)
+            token_rows = np.repeat(of_row, lens)
             positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], lens)
         contexts = starts + lens
         width = -(-int(contexts.max()) // self._block_size)
@@ -68,16 +85,39 @@ class PersistentBatch:
             self._blocks[token_rows, positions // self._block_size].astype(np.int64) * self._block_size
             + positions % self._block_size
         )
-        batch = AttentionBatch(
-            positions=self._put(positions.astype(np.int32)),
-            slots=self._put(slots),
-            query_starts=self._put(query_starts),
-            context_lens=self._put(contexts.astype(np.int32)),
-            block_tables=self._put(np.ascontiguousarray(self._blocks[rows, :width])),
+        return StepPlan(
+            token_rows=token_rows,
+            positions=positions.astype(np.int32),
+            slots=slots,
+            query_starts=query_starts,
+            context_lens=contexts.astype(np.int32),
+            tables=np.ascontiguousarray(self._blocks[of_row, :width]),
             max_query_len=int(lens.max()),
             max_context_len=int(contexts.max()),
         )
-        return self._put(self.tokens[token_rows, positions]), batch
+
+    def step_inputs(self, output: SchedulerOutput) -> tuple[torch.Tensor, AttentionBatch]:
+        """(token ids [T] int32, where they stand) of a step that was applied, its tokens being known."""
+        plan = self.plan(output.rows)
+        batch = AttentionBatch(
+            positions=self._put(plan.positions),
+            slots=self._put(plan.slots),
+            query_starts=self._put(plan.query_starts),
+            context_lens=self._put(plan.context_lens),
+            block_tables=self._put(plan.tables),
+            max_query_len=plan.max_query_len,
+            max_context_len=plan.max_context_len,
+        )
+        return self._put(self.tokens[plan.token_rows, plan.positions]), batch
+
+    def params(self, row: int) -> SamplingParams:
+        return self._params[row]
+
+    def num_prompt(self, row: int) -> int:
+        return self._num_prompt[row]
+
+    def num_blocks(self, row: int) -> int:
+        return int(self._num_blocks[row])
 
     def context(self, row: int) -> RowContext:
         """The row as a draw sees it. A view: valid until the row's next token is appended."""

@@ -112,21 +112,24 @@ class SafetensorsStore:
 class DummyStore:
     """Random float32 weights of the config's shape, the same for the same seed and name on every machine.
 
-    Rows of a matrix have standard deviation 1 / sqrt(columns) and norms are 1, so that activations stay near
-    1.
+    They are made on `device`, a large model in a second on a GPU; another kind of device draws others. Rows
+    of a matrix have standard deviation 1 / sqrt(columns) and norms are 1, so that activations stay near 1.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self._shapes = tensor_shapes(config)
         self._seed = seed
+        self._device = device
 
     def tensor(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.ones(shape)
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + zlib.crc32(name.encode()))
+        generator = torch.Generator(self._device).manual_seed(
+            self._seed * 1_000_003 + zlib.crc32(name.encode())
+        )
         spread: float = shape[-1] ** -0.5
-        return torch.randn(shape, generator=generator) * spread
+        return torch.randn(shape, generator=generator, device=self._device).mul_(spread)
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return None

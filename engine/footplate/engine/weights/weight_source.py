@@ -18,8 +18,10 @@ from footplate.engine.weights.tensor_names import tensor_shapes
 from footplate.engine.weights.tensor_stores import DummyStore, GgufStore, SafetensorsStore, TensorStore
 
 
-def open_model(source: ModelSource, seed: int = 0) -> tuple[ModelConfig, WeightSource]:
-    """Read a source's config and open its weights. `seed` is for dummy weights.
+def open_model(
+    source: ModelSource, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[ModelConfig, WeightSource]:
+    """Read a source's config and open its weights. `seed` and `device` are for dummy weights.
 
     Raises:
         LoadError: the files can't be used; names the tensor, key or kind.
@@ -32,7 +34,7 @@ def open_model(source: ModelSource, seed: int = 0) -> tuple[ModelConfig, WeightS
         config = config_from_json(source.path / "config.json")
         return config, WeightSource(config, SafetensorsStore(source.path, config))
     config = config_from_json(source.path)
-    return config, WeightSource(config, DummyStore(config, seed))
+    return config, WeightSource(config, DummyStore(config, seed, device))
 
 
 class WeightSource:

@@ -52,6 +52,8 @@ static void one_token(const rope_job *job, int token) {
     for (size_t head = 0; head < num_q; head++)
         one_head(row + head * size, job->q_norm, job->eps, angles, layer->head_dim,
                  job->q_out + ((size_t)token * num_q + head) * size);
+    if (job->sequences->slots[token] < 0)
+        return; /* only fills the batch */
     size_t slot = (size_t)job->sequences->slots[token], block_size = (size_t)layer->block_size;
     size_t block = slot / block_size, offset = slot % block_size;
     for (size_t head = 0; head < num_kv; head++) {

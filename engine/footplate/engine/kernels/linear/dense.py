@@ -28,10 +28,25 @@ class DenseLinear:
         self.weight = weight.float() if _is_emulated(weight) else weight
         self.out_features, self.in_features = weight.shape
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, K] -> [T, N], a new tensor; or added in place to `add_to` [T, N], which is returned."""
-        product = F.linear(x.to(self.weight.dtype), self.weight).to(self.dtype)
-        return product if add_to is None else add_to.add_(product)
+    def __call__(
+        self, x: torch.Tensor, add_to: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, K] -> [T, N]: a new tensor, or added in place to `add_to`, or written to `out`."""
+        x = x.to(self.weight.dtype)
+        if self.weight.dtype is not self.dtype:  # emulated
+            product = F.linear(x, self.weight).to(self.dtype)
+            return _take(product, add_to, out)
+        if add_to is not None:
+            return torch.addmm(add_to, x, self.weight.T, out=add_to)
+        if out is not None:
+            return torch.mm(x, self.weight.T, out=out)
+        return F.linear(x, self.weight)
+
+
+def _take(product: torch.Tensor, add_to: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    if add_to is not None:
+        return add_to.add_(product)
+    return product if out is None else out.copy_(product)
 
 
 class DenseEmbedding:

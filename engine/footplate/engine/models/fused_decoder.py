@@ -1,0 +1,107 @@
+"""Layers of a Llama-family model as few kernels, for steps of few tokens on a CUDA device.
+
+Five launches a layer (six when keys are split): norm, product, rotation and KV write in one; attention;
+product added to the residual; norm, product and activation in one; product added to the residual. Each
+streams its weights once and, with programmatic dependent launch, begins to fetch them while the kernel before
+it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from footplate.engine.kernels.linear.dense import DenseLinear
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+from footplate.engine.kernels.skinny_linear.kernel import linear_add, norm_gate_up, norm_qkv_rope_cache
+from footplate.engine.kernels.skinny_linear.reference import QkvLayer
+from footplate.engine.kernels.triton_ops import TritonOps
+from footplate.engine.layers.attention import KvPair
+
+if TYPE_CHECKING:
+    from footplate.engine.models.decoder import DecoderLayer
+
+# With more tokens a step is bound by arithmetic sooner than these kernels are fast at it.
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayer:
+    """Weights of one layer without norms on the outputs of its halves; all in one 16-bit or 32-bit type."""
+
+    qkv: QkvLayer
+    out: torch.Tensor  # [hidden, H D]
+    mlp_norm: torch.Tensor  # [hidden] float32
+    gate_up: torch.Tensor  # [2 F, hidden]
+    down: torch.Tensor  # [hidden, F]
+    eps: float
+    activation: str
+    spec: AttentionSpec
+
+
+class FusedDecoder:
+    """Runs fused layers up to MAX_TOKENS tokens, and `general` above."""
+
+    def __init__(
+        self,
+        ops: TritonOps,
+        layers: list[FusedLayer],
+        caches: list[KvPair],
+        general: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        self._ops = ops
+        self._layers = layers
+        self._caches = caches
+        self._general = general
+        self._max_tokens = max_tokens
+        self._pdl = ops.use_pdl
+
+    def __call__(self, residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """residual [T, hidden], changed in place -> [T, hidden]."""
+        if residual.shape[0] > self._max_tokens:
+            return self._general(residual, batch)
+        for layer, kv in zip(self._layers, self._caches, strict=True):
+            q = norm_qkv_rope_cache(residual, layer.qkv, batch, kv, use_pdl=self._pdl)
+            attended = self._ops.attention(q, layer.spec, batch, kv)
+            linear_add(attended, layer.out, residual, use_pdl=self._pdl)
+            gated = norm_gate_up(
+                residual, layer.mlp_norm, layer.eps, layer.gate_up, layer.activation, use_pdl=self._pdl
+            )
+            linear_add(gated, layer.down, residual, use_pdl=self._pdl)
+        return residual
+
+
+def fuse(
+    ops: TritonOps,
+    layers: list[DecoderLayer],
+    caches: list[KvPair],
+    general: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+) -> FusedDecoder | None:
+    """The layers fused; None when they are of a kind that has no fused form."""
+    fused = [_fused(layer) for layer in layers]
+    kept = [layer for layer in fused if layer is not None]
+    return FusedDecoder(ops, kept, caches, general) if len(kept) == len(layers) else None
+
+
+def _fused(layer: DecoderLayer) -> FusedLayer | None:
+    attention, mlp = layer.attention, layer.mlp
+    matrices = [
+        m for m in (attention.qkv, attention.out, mlp.gate_up, mlp.down) if isinstance(m, DenseLinear)
+    ]
+    if len(matrices) < 4 or layer.post_attn_norm is not None or layer.post_mlp_norm is not None:
+        return None
+    qkv, out, gate_up, down = (m.weight for m in matrices)
+    return FusedLayer(
+        QkvLayer(qkv, layer.attn_norm, layer.eps, attention.spec, attention.cos_sin, attention.qk_norm),
+        out,
+        layer.mlp_norm,
+        gate_up,
+        down,
+        layer.eps,
+        mlp.activation,
+        attention.spec,
+    )
