@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
 import torch
 
-from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, PrefixGroups
 from footplate.engine.weights.gguf_tensors import StoredRows
 
 BLOCK_SIZE = 16
@@ -43,6 +43,24 @@ class Case:
 
 def _rows(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def in_type(cases: Sequence[Case], dtype: torch.dtype, arguments: Sequence[int]) -> list[Case]:
+    """The cases with these arguments, tensors or pairs of them, in another type."""
+
+    def build(case: Case) -> tuple[Any, ...]:
+        built = list(case.build())
+        for index in arguments:
+            value = built[index]
+            built[index] = tuple(t.to(dtype) for t in value) if isinstance(value, tuple) else value.to(dtype)
+        return tuple(built)
+
+    return [Case(f"{case.id}-{str(dtype).removeprefix('torch.')}", partial(build, case)) for case in cases]
+
+
+def in_16_bits(cases: Sequence[Case], arguments: Sequence[int]) -> list[Case]:
+    """The cases in bfloat16, then in float16."""
+    return [case for dtype in (torch.bfloat16, torch.float16) for case in in_type(cases, dtype, arguments)]
 
 
 def rms_norm() -> Sequence[Case]:
@@ -115,6 +133,7 @@ def attention_batch(shape: AttentionShape) -> AttentionBatch:
         block_tables=tables,
         max_query_len=max(counts),
         max_context_len=max(contexts),
+        num_decodes=len(list(takewhile(lambda new: new == 1, counts))),
     )
 
 
@@ -158,6 +177,7 @@ ATTENTION_SHAPES: dict[str, AttentionShape] = {
     "soft-cap": AttentionShape(_MIXED, soft_cap=5.0),
     "odd-blocks": AttentionShape(((1, 257), (60, 131)), block_size=5, window=100),
     "chunk-edges": AttentionShape(((1, 128), (1, 129), (130, 256), (2, 257))),
+    "window-decodes": AttentionShape(((1, 300), (1, 20), (1, 21), (1, 257), (3, 90)), (7, 1), 64, window=20),
 }
 
 
@@ -168,6 +188,87 @@ def attention() -> Sequence[Case]:
         return q, attention_spec(shape), batch, filled_cache(shape, batch)
 
     return [Case(name, partial(build, shape)) for name, shape in ATTENTION_SHAPES.items()]
+
+
+def shared_prefix() -> Sequence[Case]:
+    """Attention whose decode rows are in groups on the same first blocks: (members, shared tokens) each."""
+
+    def build(shape: AttentionShape, groups: Sequence[tuple[Sequence[int], int]]) -> tuple[Any, ...]:
+        batch = attention_batch(shape)
+        kv = filled_cache(shape, batch)
+        row_lens = torch.zeros(batch.num_decodes, dtype=torch.int32)
+        for members, shared in groups:
+            for member in members:
+                row_lens[member] = shared
+                blocks = shared // shape.block_size
+                batch.block_tables[member, :blocks] = batch.block_tables[members[0], :blocks]
+        starts = np.cumsum([0, *(len(members) for members, _ in groups)]).astype(np.int32)
+        batch.prefix_groups = PrefixGroups(
+            rows=torch.tensor([m for members, _ in groups for m in members], dtype=torch.int32),
+            starts=torch.from_numpy(starts),
+            lens=torch.tensor([shared for _, shared in groups], dtype=torch.int32),
+            row_lens=row_lens,
+        )
+        q = _rows(5, batch.positions.shape[0], shape.heads[0], shape.head_dim)
+        return q, attention_spec(shape), batch, kv
+
+    lens = (60, 33, 130, 49, 17, 200, 64, 300, 90)
+    rows = tuple((1, context) for context in lens)
+    pairs = (((0, 1, 3), 32), ((5, 7), 192))
+    whole = ((tuple(range(8, -1, -1)), 16),)
+    return [
+        Case("groups", partial(build, AttentionShape(rows), pairs)),
+        Case("one-group", partial(build, AttentionShape((*rows, (5, 40)), heads=(7, 1)), whole)),
+        Case("soft-cap", partial(build, AttentionShape(rows, (4, 4), 80, soft_cap=5.0), pairs)),
+        Case("window", partial(build, AttentionShape(rows, window=50), pairs)),
+    ]
+
+
+def padded_rows() -> Sequence[Case]:
+    """rope_and_cache with rows that only fill a graph's batch: slot -1, position 0."""
+
+    def build(case: Case) -> tuple[Any, ...]:
+        built = case.build()
+        batch: AttentionBatch = built[2]
+        for tensor, value in ((batch.slots, -1), (batch.positions, 0)):
+            tensor[-3:] = value
+        return built
+
+    return [Case(f"{case.id}-padded", partial(build, case)) for case in rope_and_cache()[2:6]]
+
+
+def embedding() -> Sequence[Case]:
+    def build(tokens: int, size: int, scale: float, dtype: torch.dtype) -> tuple[Any, ...]:
+        ids = torch.randint(0, 50, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+        return ids, _rows(4, 50, size).to(dtype), scale
+
+    return [
+        Case(f"{tokens}x{size}x{scale}-{dtype}", partial(build, tokens, size, scale, dtype))
+        for tokens, size, scale, dtype in (
+            (1, 64, 1.0, torch.float32),
+            (5, 1031, 33.941, torch.float32),
+            (9, 640, 25.298, torch.bfloat16),
+            (3, 96, 1.0, torch.float16),
+            (0, 32, 1.0, torch.float32),
+        )
+    ]
+
+
+def block_copy() -> Sequence[Case]:
+    def build(
+        copies: Sequence[tuple[int, int]], heads: int, size: int, dtype: torch.dtype
+    ) -> tuple[Any, ...]:
+        caches = [_rows(seed, 9, heads, BLOCK_SIZE, size).to(dtype) for seed in range(6)]
+        for cache in caches:
+            cache[4] = _NAN
+        return caches, torch.tensor(copies, dtype=torch.int64).reshape(-1, 2)
+
+    return [
+        Case("one", partial(build, [(2, 7)], 1, 64, torch.float32)),
+        Case("some", partial(build, [(0, 8), (0, 3), (5, 1)], 3, 80, torch.bfloat16)),
+        Case("unwritten", partial(build, [(4, 2), (8, 6)], 2, 256, torch.float16)),
+        Case("none", partial(build, [], 2, 32, torch.float32)),
+    ]
 
 
 def rope_and_cache() -> Sequence[Case]:

@@ -14,8 +14,24 @@ import torch
 
 
 @dataclass(slots=True)
+class PrefixGroups:
+    """Decode rows whose first blocks are physically the same; group g owns rows[starts[g] : starts[g + 1]].
+
+    A row is in one group at most, and computes at least one token past its prefix by itself.
+    """
+
+    rows: torch.Tensor  # [R] int32, sequences among the batch's decodes
+    starts: torch.Tensor  # [G + 1] int32
+    lens: torch.Tensor  # [G] int32, tokens all members share: whole blocks
+    row_lens: torch.Tensor  # [num_decodes] int32, the length of each row's group, 0 without one
+
+
+@dataclass(slots=True)
 class AttentionBatch:
-    """Where this step's tokens stand: sequence s owns rows query_starts[s] : query_starts[s + 1]."""
+    """Where this step's tokens stand: sequence s owns rows query_starts[s] : query_starts[s + 1].
+
+    The last two fields are hints: a backend may use them, and answers the same if it doesn't.
+    """
 
     positions: torch.Tensor  # [T] int32, position of each token in its sequence
     slots: torch.Tensor  # [T] int64, where each token's key and value go
@@ -24,6 +40,8 @@ class AttentionBatch:
     block_tables: torch.Tensor  # [S, max_blocks] int32, padded with 0
     max_query_len: int
     max_context_len: int
+    num_decodes: int = 0  # leading sequences known to have one query each
+    prefix_groups: PrefixGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)

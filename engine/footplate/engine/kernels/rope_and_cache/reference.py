@@ -27,7 +27,10 @@ def rope_and_cache(
     kv: tuple[torch.Tensor, torch.Tensor],
     qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None,
 ) -> torch.Tensor:
-    """The contract of `Ops.rope_and_cache`: writes k and v to their slots, returns q [T, H, D]."""
+    """The contract of `Ops.rope_and_cache`: writes k and v to their slots, returns q [T, H, D].
+
+    A token whose slot is -1 only fills a batch and writes nothing.
+    """
     num_tokens = qkv.shape[0]
     heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -38,7 +41,9 @@ def rope_and_cache(
     q, k = rotate_halves(q, angles), rotate_halves(k, angles)
     k_cache, v_cache = kv
     block_size = k_cache.shape[2]
-    block, offset = batch.slots // block_size, batch.slots % block_size
-    k_cache[block, :, offset] = k.to(k_cache.dtype)
-    v_cache[block, :, offset] = v.to(v_cache.dtype)
+    is_kept = batch.slots >= 0
+    slots = batch.slots[is_kept]
+    block, offset = slots // block_size, slots % block_size
+    k_cache[block, :, offset] = k[is_kept].to(k_cache.dtype)
+    v_cache[block, :, offset] = v[is_kept].to(v_cache.dtype)
     return q

@@ -1,0 +1,435 @@
+"""Paged attention in Triton: tiles of queries for prompts, splits of keys for decode rows.
+
+Source: FlashAttention-2 (arXiv:2307.08691) for the online softmax over tiles, Flash-Decoding (Dao et al.,
+2023) for splits of keys merged by their log-sum-exp, and Hydragen (arXiv:2402.05099) for reading a shared
+prefix once for all rows on it. All heads of one KV head stand in one tile, so keys are read once for the
+group. Scores are kept in base 2: exp2 is what the hardware has.
+"""
+
+import triton
+import triton.language as tl
+
+# Starts the running maximum: finite, so that a tile without visible keys makes no NaN from inf - inf.
+_LOWEST = tl.constexpr(-1.0e30)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _soft_capped(scores, CAP: tl.constexpr):
+    """CAP tanh(scores / CAP), by an exponential that can't overflow."""
+    ratio = scores / CAP
+    small = tl.exp(-2.0 * tl.abs(ratio))
+    return tl.where(ratio >= 0, CAP, -CAP) * (1.0 - small) / (1.0 + small)
+
+
+@triton.jit
+def _load_rows(base, at_row, column, is_row, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Rows of HEAD_DIM elements, padded with zeros to the tile's columns; masked rows are all zeros."""
+    at = base + at_row[:, None] + column[None, :]
+    PADDED: tl.constexpr = HEAD_DIM != column.shape[0]
+    if MASKED and PADDED:
+        return tl.load(at, mask=is_row[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+    elif MASKED:
+        return tl.load(at, mask=is_row[:, None], other=0.0)
+    elif PADDED:
+        return tl.load(at, mask=(column < HEAD_DIM)[None, :], other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def _store_rows(base, at_row, column, rows, is_row, HEAD_DIM: tl.constexpr):
+    """What _load_rows reads, in the target's type."""
+    inside = is_row[:, None] & (column < HEAD_DIM)[None, :]
+    tl.store(base + at_row[:, None] + column[None, :], rows.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _product(a, b, onto, WIDE: tl.constexpr):
+    """a b, added to `onto` if there is one; WIDE multiplies in float32."""
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), onto, input_precision="ieee")
+    else:
+        return tl.dot(a, b, onto, input_precision="ieee")
+
+
+@triton.jit
+def _hidden(scores, at, position, is_key, MASK: tl.constexpr, WINDOW: tl.constexpr):
+    """The scores, minus infinity where the mask says that a row does not see the key."""
+    if MASK == 2:
+        visible = at[None, :] <= position[:, None]
+        if WINDOW:
+            visible = visible & (at[None, :] > position[:, None] - WINDOW)
+        return tl.where(visible, scores, float("-inf"))
+    elif MASK == 1:
+        return tl.where(is_key[None, :], scores, float("-inf"))
+    else:
+        return scores
+
+
+@triton.jit
+def _attend(
+    accumulated,
+    total,
+    peak,
+    q,
+    position,
+    keys,
+    values,
+    table,
+    begin,
+    end,
+    limit,
+    block_stride,
+    scale,
+    # 0: all of [begin, end) is visible to every row; 1: up to `limit`; 2: causal and the window, too.
+    MASK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Take keys [begin, end) into the running softmax of each row: weighted values, weight sum, maximum.
+
+    `keys` and `values` point to the KV head's first slot, `table` to the sequence's blocks. No key at or
+    past `limit` is read. WIDE multiplies in float32.
+    """
+    column = tl.arange(0, q.shape[1])
+    at = begin + tl.arange(0, KEYS)
+    block = tl.load(table + at // BLOCK_SIZE, mask=at < limit, other=0)
+    for start in tl.range(begin, end, KEYS):
+        at = start + tl.arange(0, KEYS)
+        is_key = at < limit
+        slot = block.to(tl.int64) * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
+        # A tile ahead, so that no load of keys waits for the table.
+        block = tl.load(table + (at + KEYS) // BLOCK_SIZE, mask=at + KEYS < limit, other=0)
+        k = _load_rows(keys, slot, column, is_key, MASK > 0, HEAD_DIM)
+        scores = _product(q, tl.trans(k), None, WIDE)
+        factor = scale * _LOG2_E
+        if SOFT_CAP > 0:
+            scores = _soft_capped(scores * scale, SOFT_CAP)
+            factor = _LOG2_E
+        scores = _hidden(scores, at, position, is_key, MASK, WINDOW)
+        higher = tl.maximum(peak, tl.max(scores, axis=1) * factor)
+        weights = tl.exp2(scores * factor - higher[:, None])
+        fade = tl.exp2(peak - higher)
+        total = total * fade + tl.sum(weights, axis=1)
+        accumulated = accumulated * fade[:, None]
+        v = _load_rows(values, slot, column, is_key, MASK > 0, HEAD_DIM)
+        accumulated = _product(weights.to(q.dtype), v, accumulated, WIDE)
+        peak = higher
+    return accumulated, total, peak
+
+
+@triton.jit
+def _find_owner(starts, tile, first, count, PER_TILE: tl.constexpr):
+    """Which of `count` owners from `first` on has the tile, if each has one tile more than its whole ones.
+
+    starts[i] is where owner i's items begin; the answer's first tile is (starts[i] - starts[first]) //
+    PER_TILE + i - first, as far as all before it can reach.
+    """
+    origin = tl.load(starts + first)
+    low = first
+    high = first + count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (tl.load(starts + middle) - origin) // PER_TILE + middle - first <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _visible_ranges(first, last, WINDOW: tl.constexpr, KEYS: tl.constexpr):
+    """How far the queries at positions first .. last see, as (begin, plain, diagonal).
+
+    [begin, plain) cuts the window's far edge, [plain, diagonal) is visible to all, the rest is causal.
+    """
+    begin = 0
+    plain = 0
+    if WINDOW:
+        begin = tl.maximum(first - WINDOW + 1, 0) // KEYS * KEYS
+        plain = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW + 1, 0), KEYS) * KEYS, last + 1)
+    return begin, plain, tl.maximum((first + 1) // KEYS * KEYS, plain)
+
+
+@triton.jit
+def _empty_softmax(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """What _attend starts from."""
+    accumulated = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    return accumulated, tl.zeros([ROWS], dtype=tl.float32), tl.full([ROWS], _LOWEST, dtype=tl.float32)
+
+
+@triton.jit(do_not_specialize=["first_sequence", "num_sequences", "table_stride"])
+def prefill_kernel(
+    q,
+    output,
+    keys,
+    values,
+    query_starts,
+    context_lens,
+    block_tables,
+    first_sequence,
+    num_sequences,
+    table_stride,
+    block_stride,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDE: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    QUERIES: tl.constexpr = ROWS // GROUP
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    # Last tiles first: they see the most keys, and the short ones fill the end of the launch.
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    sequence = _find_owner(query_starts, tile, first_sequence, num_sequences, QUERIES)
+    token_begin = tl.load(query_starts + sequence)
+    num_queries = tl.load(query_starts + sequence + 1) - token_begin
+    tiles_before = (
+        (token_begin - tl.load(query_starts + first_sequence)) // QUERIES + sequence - first_sequence
+    )
+    first_query = (tile - tiles_before) * QUERIES
+    if first_query >= num_queries:
+        return
+    row = tl.arange(0, ROWS)
+    query = first_query + row // GROUP
+    is_row = (row < QUERIES * GROUP) & (query < num_queries)
+    at_head = (token_begin + query).to(tl.int64) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
+    column = tl.arange(0, COLUMNS)
+    own_q = _load_rows(q, at_head * HEAD_DIM, column, is_row, True, HEAD_DIM)
+    before = tl.load(context_lens + sequence) - num_queries
+    last = before + tl.minimum(first_query + QUERIES, num_queries) - 1
+    begin, plain, diagonal = _visible_ranges(before + first_query, last, WINDOW, KEYS)
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    keys += kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    values += kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    accumulated, total, peak = _empty_softmax(ROWS, COLUMNS)
+    if WINDOW:
+        accumulated, total, peak = _attend(
+            accumulated, total, peak, own_q, before + query, keys, values, table, begin, plain, last + 1,
+            block_stride, scale, 2, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
+        )  # fmt: skip
+    accumulated, total, peak = _attend(
+        accumulated, total, peak, own_q, before + query, keys, values, table, plain, diagonal, last + 1,
+        block_stride, scale, 0, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
+    )  # fmt: skip
+    accumulated, total, peak = _attend(
+        accumulated, total, peak, own_q, before + query, keys, values, table, diagonal, last + 1, last + 1,
+        block_stride, scale, 2, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
+    )  # fmt: skip
+    result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
+    _store_rows(output, at_head * HEAD_DIM, column, result, is_row, HEAD_DIM)
+
+
+@triton.jit
+def _chunk_len(count, MOST: tl.constexpr, CHUNK: tl.constexpr):
+    """Keys a split takes when `count` are shared by at most MOST splits: a multiple of CHUNK, never 0."""
+    return tl.maximum(tl.cdiv(tl.cdiv(count, MOST), CHUNK), 1) * CHUNK
+
+
+@triton.jit
+def _first_key(context, prefix_lens, row, HAS_PREFIX: tl.constexpr, WINDOW: tl.constexpr):
+    """(first key of the row's own pass, keys of its shared prefix)."""
+    begin = 0
+    prefix = 0
+    if WINDOW:
+        begin = tl.maximum(context - WINDOW, 0)
+    if HAS_PREFIX:
+        prefix = tl.load(prefix_lens + row)
+        begin = tl.maximum(begin, prefix)
+    return begin, prefix
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def decode_kernel(
+    q,
+    output,
+    partials,
+    log_sums,
+    keys,
+    values,
+    context_lens,
+    block_tables,
+    prefix_lens,
+    table_stride,
+    block_stride,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDE: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(context_lens + token)
+    begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW)
+    chunk = _chunk_len(context - begin, SPLITS, CHUNK)
+    used = tl.cdiv(context - begin, chunk)
+    # The first split of an empty row goes on, and writes zeros.
+    if split >= tl.maximum(used, 1):
+        return
+    row = tl.arange(0, ROWS)
+    head = kv_head * GROUP + row
+    is_row = row < GROUP
+    column = tl.arange(0, COLUMNS)
+    at_head = token * (NUM_KV_HEADS * GROUP) + head
+    own_q = _load_rows(q, at_head * HEAD_DIM, column, is_row, True, HEAD_DIM)
+    accumulated, total, peak = _empty_softmax(ROWS, COLUMNS)
+    start = begin + split * chunk
+    end = tl.minimum(start + chunk, context)
+    at_kv_head = kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    # The mask in all tiles, in one loop: a last tile on its own would wait with nothing else in flight.
+    accumulated, total, peak = _attend(
+        accumulated, total, peak, own_q, row, keys + at_kv_head, values + at_kv_head,
+        block_tables + token * table_stride, start, end, end, block_stride, scale,
+        1, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
+    )  # fmt: skip
+    result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
+    if (used <= 1) & (prefix == 0):
+        _store_rows(output, at_head * HEAD_DIM, column, result, is_row, HEAD_DIM)
+    elif split < used:
+        at_slot = at_head * SLOTS + split
+        _store_rows(partials, at_slot * HEAD_DIM, column, result, is_row, HEAD_DIM)
+        tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["num_groups", "table_stride"])
+def prefix_kernel(
+    q,
+    partials,
+    log_sums,
+    keys,
+    values,
+    block_tables,
+    group_rows,
+    group_starts,
+    group_lens,
+    num_groups,
+    table_stride,
+    block_stride,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    FIRST_SLOT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDE: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    MEMBERS: tl.constexpr = ROWS // GROUP
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
+    group = _find_owner(group_starts, tile, 0, num_groups, MEMBERS)
+    member_begin = tl.load(group_starts + group)
+    num_members = tl.load(group_starts + group + 1) - member_begin
+    first_member = (tile - member_begin // MEMBERS - group) * MEMBERS
+    prefix = tl.load(group_lens + group)
+    chunk = _chunk_len(prefix, SPLITS, CHUNK)
+    start = split * chunk
+    if (first_member >= num_members) | (start >= prefix):
+        return
+    row = tl.arange(0, ROWS)
+    member = first_member + row // GROUP
+    is_row = (row < MEMBERS * GROUP) & (member < num_members)
+    token = tl.load(group_rows + member_begin + member, mask=is_row, other=0).to(tl.int64)
+    at_head = token * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
+    column = tl.arange(0, COLUMNS)
+    own_q = _load_rows(q, at_head * HEAD_DIM, column, is_row, True, HEAD_DIM)
+    accumulated, total, peak = _empty_softmax(ROWS, COLUMNS)
+    end = tl.minimum(start + chunk, prefix)
+    at_kv_head = kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    # Any member's table will do: they name the same blocks here.
+    table = block_tables + tl.load(group_rows + member_begin).to(tl.int64) * table_stride
+    accumulated, total, peak = _attend(
+        accumulated, total, peak, own_q, row, keys + at_kv_head, values + at_kv_head, table,
+        start, end, end, block_stride, scale, 1, 0, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
+    )  # fmt: skip
+    result = accumulated / total[:, None]
+    at_slot = at_head * SLOTS + FIRST_SLOT + split
+    _store_rows(partials, at_slot * HEAD_DIM, column, result, is_row, HEAD_DIM)
+    tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
+
+
+@triton.jit
+def merge_kernel(
+    output,
+    partials,
+    log_sums,
+    context_lens,
+    prefix_lens,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr,
+    PREFIX_CHUNK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PADDED_SLOTS: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """Weigh a row's parts by the exponentials of their log-sums; a part alone was written by its split."""
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    context = tl.load(context_lens + token)
+    begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW)
+    used = tl.cdiv(context - begin, _chunk_len(context - begin, SPLITS, CHUNK))
+    if (used <= 1) & (prefix == 0):
+        return
+    at_head = token * NUM_HEADS + tl.program_id(1)
+    slot = tl.arange(0, PADDED_SLOTS)
+    is_part = slot < used
+    if HAS_PREFIX:
+        prefix_used = tl.cdiv(prefix, _chunk_len(prefix, PREFIX_SPLITS, PREFIX_CHUNK))
+        is_part = is_part | ((slot >= SPLITS) & (slot < SPLITS + prefix_used))
+    log_sum = tl.load(log_sums + at_head * SLOTS + slot, mask=is_part, other=float("-inf"))
+    weights = tl.exp2(log_sum - tl.max(log_sum, axis=0))
+    column = tl.arange(0, COLUMNS)
+    parts = _load_rows(partials, (at_head * SLOTS + slot) * HEAD_DIM, column, is_part, True, HEAD_DIM)
+    result = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    at = output + at_head * HEAD_DIM + column
+    tl.store(at, result.to(output.dtype.element_ty), mask=column < HEAD_DIM)

@@ -1,0 +1,271 @@
+"""Sending a step's rows to the attention kernels: single queries to splits of keys, the rest to tiles."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+import triton
+
+from footplate.engine.kernels.attention import kernel
+from footplate.engine.kernels.attention.tiles import (
+    AttentionTiles,
+    Splits,
+    Tile,
+    attention_tiles,
+    decode_splits,
+)
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, PrefixGroups
+
+KvPair = tuple[torch.Tensor, torch.Tensor]
+# The interpreter multiplies bfloat16 as if its bits were integers, so there every product is made in float32.
+IS_INTERPRETED: bool = triton.knobs.runtime.interpret
+_INTERPRETED_SMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What may be turned; None leaves it to the table."""
+
+    tiles: AttentionTiles | None = None
+    splits: Splits | None = None
+    prefix_splits: Splits | None = None
+    deterministic: bool = False  # a decode row's bits depend on its context alone, not on its batch
+    use_pdl: bool = False  # start while the kernel before ends; Hopper and later
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """How one launch over decode rows is cut."""
+
+    num_rows: int
+    tile: Tile
+    splits: Splits
+    prefix_tile: Tile
+    prefix_splits: Splits | None  # None: no shared prefixes
+
+    @property
+    def num_slots(self) -> int:
+        """Parts a row and head may leave in the workspace."""
+        return self.splits.most + (self.prefix_splits.most if self.prefix_splits else 0)
+
+    def workspace_size(self, spec: AttentionSpec) -> int:
+        """float32 elements that `attention` needs: a part's values and its log-sum; 0 without parts."""
+        if self.num_slots == 1:
+            return 0
+        return self.num_rows * spec.num_heads * self.num_slots * (spec.head_dim + 1)
+
+
+@functools.cache
+def _device_shape(device: torch.device) -> tuple[tuple[int, int] | None, int]:
+    """(compute capability, multiprocessors); no capability in the interpreter."""
+    if IS_INTERPRETED:
+        return None, _INTERPRETED_SMS
+    return torch.cuda.get_device_capability(device), torch.cuda.get_device_properties(
+        device
+    ).multi_processor_count
+
+
+def decode_plan(
+    q: torch.Tensor, spec: AttentionSpec, batch: AttentionBatch, options: AttentionOptions
+) -> DecodePlan:
+    """The plan that `attention` follows for the batch's decode rows."""
+    capability, num_sms = _device_shape(q.device)
+    tiles = options.tiles or attention_tiles(spec.head_dim, q.dtype, capability)
+    deterministic = options.deterministic
+    splits = options.splits or decode_splits(
+        batch.num_decodes, spec.num_kv_heads, num_sms, deterministic=deterministic
+    )
+    groups, prefix_splits = _groups(spec, batch, deterministic), None
+    if groups is not None:
+        tiles_of_rows = _num_prefix_tiles(groups, tiles.prefix, spec)
+        prefix_splits = options.prefix_splits or decode_splits(tiles_of_rows, spec.num_kv_heads, num_sms)
+    return DecodePlan(batch.num_decodes, tiles.decode, splits, tiles.prefix, prefix_splits)
+
+
+def _groups(spec: AttentionSpec, batch: AttentionBatch, deterministic: bool) -> PrefixGroups | None:
+    """The batch's groups where they help: a window moves off a prefix, row by row."""
+    return None if spec.window or deterministic else batch.prefix_groups
+
+
+def _num_prefix_tiles(groups: PrefixGroups, tile: Tile, spec: AttentionSpec) -> int:
+    members = tile.rows // (spec.num_heads // spec.num_kv_heads)
+    return len(groups.rows) // members + len(groups.lens)
+
+
+def attention(
+    q: torch.Tensor,
+    spec: AttentionSpec,
+    batch: AttentionBatch,
+    kv: KvPair,
+    options: AttentionOptions | None = None,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The contract of `Ops.attention`: [T, H, D] -> [T, H * D].
+
+    `workspace` is float32 of at least `decode_plan(...).workspace_size(spec)` elements, made anew if left
+    out; its contents don't outlast the call. A decode row with an empty context gives zeros.
+    """
+    if not q.is_contiguous() or batch.block_tables.stride(1) != 1:
+        raise ValueError("attention needs contiguous queries and rows of block tables")
+    if kv[0].stride() != kv[1].stride() or not kv[0][0].is_contiguous():
+        raise ValueError("attention needs caches of one layout with contiguous blocks")
+    launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv)
+    launch.options = options or launch.options
+    if batch.num_decodes:
+        launch.decode(workspace)
+    if q.shape[0] > batch.num_decodes:
+        launch.prefill()
+    return launch.output.flatten(1)
+
+
+@dataclass(slots=True)
+class _Launch:
+    """One call's tensors, and the launches over them."""
+
+    q: torch.Tensor
+    output: torch.Tensor
+    spec: AttentionSpec
+    batch: AttentionBatch
+    kv: KvPair
+    options: AttentionOptions = field(default_factory=AttentionOptions)
+
+    def _shape(self) -> dict[str, object]:
+        """What all passes over keys are compiled for."""
+        spec = self.spec
+        return {
+            "NUM_KV_HEADS": spec.num_kv_heads,
+            "GROUP": spec.num_heads // spec.num_kv_heads,
+            "HEAD_DIM": spec.head_dim,
+            "COLUMNS": max(16, triton.next_power_of_2(spec.head_dim)),
+            "BLOCK_SIZE": self.kv[0].shape[2],
+            "SOFT_CAP": spec.soft_cap,
+            "WIDE": IS_INTERPRETED or self.q.dtype != self.kv[0].dtype,
+        }
+
+    def _compiled(self, num_warps: int, num_stages: int) -> dict[str, object]:
+        options: dict[str, object] = {"num_warps": num_warps, "num_stages": num_stages}
+        if self.options.use_pdl:
+            options["launch_pdl"] = True
+        return options | {"USE_PDL": self.options.use_pdl}
+
+    def prefill(self) -> None:
+        """Sequences after the decode rows."""
+        batch, spec = self.batch, self.spec
+        capability = _device_shape(self.q.device)[0]
+        tile = (self.options.tiles or attention_tiles(spec.head_dim, self.q.dtype, capability)).prefill
+        num_sequences = len(batch.context_lens) - batch.num_decodes
+        queries = tile.rows // (spec.num_heads // spec.num_kv_heads)
+        # Each sequence may end within a tile; programs past the last tile leave at once.
+        num_tiles = (self.q.shape[0] - batch.num_decodes) // queries + num_sequences
+        kernel.prefill_kernel[(spec.num_kv_heads, num_tiles)](
+            self.q,
+            self.output,
+            *self.kv,
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables,
+            batch.num_decodes,
+            num_sequences,
+            batch.block_tables.stride(0),
+            self.kv[0].stride(0),
+            spec.scale,
+            WINDOW=spec.window,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            **self._shape(),
+            **self._compiled(tile.num_warps, tile.num_stages),
+        )
+
+    def decode(self, workspace: torch.Tensor | None) -> None:
+        """The leading rows with one query each."""
+        plan = decode_plan(self.q, self.spec, self.batch, self.options)
+        size = plan.workspace_size(self.spec)
+        if workspace is None:
+            workspace = torch.empty(size, dtype=torch.float32, device=self.q.device)
+        assert workspace.numel() >= size
+        num_values = size // (self.spec.head_dim + 1) * self.spec.head_dim
+        parts = (workspace[:num_values], workspace[num_values:size])
+        if plan.prefix_splits is not None:
+            self._read_prefixes(plan, plan.prefix_splits, parts)
+        self._read_rows(plan, parts)
+        if plan.num_slots > 1:
+            self._merge(plan, parts)
+
+    def _read_prefixes(self, plan: DecodePlan, splits: Splits, parts: KvPair) -> None:
+        groups, batch, spec, tile = self.batch.prefix_groups, self.batch, self.spec, plan.prefix_tile
+        assert groups is not None
+        grid = (spec.num_kv_heads, _num_prefix_tiles(groups, tile, spec), splits.most)
+        kernel.prefix_kernel[grid](
+            self.q,
+            *parts,
+            *self.kv,
+            batch.block_tables,
+            groups.rows,
+            groups.starts,
+            groups.lens,
+            len(groups.lens),
+            batch.block_tables.stride(0),
+            self.kv[0].stride(0),
+            spec.scale,
+            SPLITS=splits.most,
+            SLOTS=plan.num_slots,
+            FIRST_SLOT=plan.splits.most,
+            CHUNK=splits.chunk,
+            ROWS=tile.rows,
+            KEYS=tile.keys,
+            **self._shape(),
+            **self._compiled(tile.num_warps, tile.num_stages),
+        )
+
+    def _read_rows(self, plan: DecodePlan, parts: KvPair) -> None:
+        batch, spec, tile = self.batch, self.spec, plan.tile
+        heads = triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
+        kernel.decode_kernel[(plan.num_rows, spec.num_kv_heads, plan.splits.most)](
+            self.q,
+            self.output,
+            *parts,
+            *self.kv,
+            batch.context_lens,
+            batch.block_tables,
+            self._prefix_lens(plan),
+            batch.block_tables.stride(0),
+            self.kv[0].stride(0),
+            spec.scale,
+            WINDOW=spec.window,
+            HAS_PREFIX=plan.prefix_splits is not None,
+            SPLITS=plan.splits.most,
+            SLOTS=plan.num_slots,
+            CHUNK=plan.splits.chunk,
+            ROWS=max(tile.rows, heads),
+            KEYS=tile.keys,
+            **self._shape(),
+            **self._compiled(tile.num_warps, tile.num_stages),
+        )
+
+    def _merge(self, plan: DecodePlan, parts: KvPair) -> None:
+        spec = self.spec
+        prefix = plan.prefix_splits or Splits(0, 1)
+        kernel.merge_kernel[(plan.num_rows, spec.num_heads)](
+            self.output,
+            *parts,
+            self.batch.context_lens,
+            self._prefix_lens(plan),
+            NUM_HEADS=spec.num_heads,
+            HEAD_DIM=spec.head_dim,
+            COLUMNS=triton.next_power_of_2(spec.head_dim),
+            WINDOW=spec.window,
+            HAS_PREFIX=plan.prefix_splits is not None,
+            SPLITS=plan.splits.most,
+            CHUNK=plan.splits.chunk,
+            PREFIX_SPLITS=prefix.most,
+            PREFIX_CHUNK=prefix.chunk,
+            SLOTS=plan.num_slots,
+            PADDED_SLOTS=triton.next_power_of_2(plan.num_slots),
+            **self._compiled(num_warps=4, num_stages=1),
+        )
+
+    def _prefix_lens(self, plan: DecodePlan) -> torch.Tensor | None:
+        groups = self.batch.prefix_groups
+        return groups.row_lens if groups is not None and plan.prefix_splits is not None else None

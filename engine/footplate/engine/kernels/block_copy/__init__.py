@@ -1,0 +1,1 @@
+"""Copying whole KV blocks in all layers at once."""

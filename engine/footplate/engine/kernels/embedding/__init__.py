@@ -1,0 +1,1 @@
+"""Looking up rows of the token table."""

@@ -1,0 +1,138 @@
+"""Splitting qkv, per-head norm, rotary positions and the KV write in one Triton launch."""
+
+import torch
+import triton
+import triton.language as tl
+
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+
+HALF_ELEMENTS = 1024  # of a program's heads: one 16-byte load a lane and half, for a 16-bit type
+NUM_WARPS = 4
+
+
+@triton.jit
+def _head_weight(q_weight, k_weight, is_q, column, is_column):
+    """Each head's norm weights at some columns, float32: those of q or of k. [heads, columns]."""
+    of_q = tl.load(q_weight + column, mask=is_column, other=0.0).to(tl.float32)
+    of_k = tl.load(k_weight + column, mask=is_column, other=0.0).to(tl.float32)
+    return tl.where(is_q, of_q, of_k)
+
+
+@triton.jit
+def _rope_and_cache_kernel(
+    qkv,
+    q_weight,
+    k_weight,
+    positions,
+    slots,
+    cos_sin,
+    q_output,
+    k_cache,
+    v_cache,
+    qkv_stride,
+    block_stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    half = tl.arange(0, HALF)
+    is_column = (half < HEAD_DIM // 2)[None, :]
+    is_q = head < NUM_HEADS
+    is_v = head >= NUM_HEADS + NUM_KV_HEADS
+    inside = is_column & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
+    at = qkv + token * qkv_stride + head * HEAD_DIM + half[None, :]
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    first = tl.load(at, mask=inside, other=0.0)
+    second = tl.load(at + HEAD_DIM // 2, mask=inside, other=0.0)
+    turn = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + half[None, :]
+    cosine = tl.load(turn, mask=is_column, other=0.0)
+    sine = tl.load(turn + HEAD_DIM // 2, mask=is_column, other=0.0)
+    slot = tl.load(slots + token).to(tl.int64)
+    normed_first, normed_second = first, second
+    if HAS_NORM:
+        low = _head_weight(q_weight, k_weight, is_q, half[None, :], is_column)
+        high = _head_weight(q_weight, k_weight, is_q, half[None, :] + HEAD_DIM // 2, is_column)
+        square = first.to(tl.float32) * first.to(tl.float32) + second.to(tl.float32) * second.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(square, axis=1) / HEAD_DIM + eps)[:, None]
+        normed_first = (first.to(tl.float32) * inverse * low).to(first.dtype)
+        normed_second = (second.to(tl.float32) * inverse * high).to(first.dtype)
+    wide_first, wide_second = normed_first.to(tl.float32), normed_second.to(tl.float32)
+    # Through qkv's type, as the definition rounds before the cache's type rounds again.
+    turned_first = (wide_first * cosine - wide_second * sine).to(first.dtype)
+    turned_second = (wide_second * cosine + wide_first * sine).to(first.dtype)
+    q_at = q_output + (token * NUM_HEADS + head) * HEAD_DIM + half[None, :]
+    tl.store(q_at, turned_first, mask=inside & is_q)
+    tl.store(q_at + HEAD_DIM // 2, turned_second, mask=inside & is_q)
+    kv_head = tl.where(is_v, head - NUM_KV_HEADS, head) - NUM_HEADS
+    cached = (slot // BLOCK_SIZE) * block_stride + slot % BLOCK_SIZE * HEAD_DIM
+    cached = cached + kv_head * (BLOCK_SIZE * HEAD_DIM) + half[None, :]
+    # A padding row of a graph has slot -1 and leaves the cache alone.
+    is_k_kept = inside & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS) & (slot >= 0)
+    tl.store(k_cache + cached, turned_first.to(k_cache.dtype.element_ty), mask=is_k_kept)
+    tl.store(k_cache + cached + HEAD_DIM // 2, turned_second.to(k_cache.dtype.element_ty), mask=is_k_kept)
+    is_v_kept = inside & is_v & (slot >= 0)
+    tl.store(v_cache + cached, first.to(v_cache.dtype.element_ty), mask=is_v_kept)
+    tl.store(v_cache + cached + HEAD_DIM // 2, second.to(v_cache.dtype.element_ty), mask=is_v_kept)
+
+
+def rope_and_cache(
+    qkv: torch.Tensor,
+    spec: AttentionSpec,
+    batch: AttentionBatch,
+    cos_sin: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor],
+    qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None,
+    *,
+    use_pdl: bool = False,
+) -> torch.Tensor:
+    """The contract of `Ops.rope_and_cache`: writes k and v to their slots, returns q [T, H, D].
+
+    A token whose slot is -1 writes nothing to the cache. Each block of a cache is contiguous.
+    """
+    k_cache, v_cache = kv
+    block_size = k_cache.shape[2]
+    if qkv.stride(1) != 1 or not cos_sin.is_contiguous():
+        raise ValueError("rope_and_cache needs rows and angles whose elements lie side by side")
+    if k_cache.stride() != v_cache.stride() or not k_cache[0].is_contiguous():
+        raise ValueError("rope_and_cache needs caches of one layout with contiguous blocks")
+    q_weight, k_weight, eps = qk_norm or (None, None, 0.0)
+    num_tokens, num_heads = qkv.shape[0], spec.num_heads + 2 * spec.num_kv_heads
+    q = torch.empty((num_tokens, spec.num_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+    half = triton.next_power_of_2(spec.head_dim // 2)
+    heads = max(1, min(HALF_ELEMENTS // half, triton.next_power_of_2(num_heads)))
+    if num_tokens:
+        _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
+            qkv,
+            q_weight,
+            k_weight,
+            batch.positions,
+            batch.slots,
+            cos_sin,
+            q,
+            k_cache,
+            v_cache,
+            qkv.stride(0),
+            k_cache.stride(0),
+            eps,
+            NUM_HEADS=spec.num_heads,
+            NUM_KV_HEADS=spec.num_kv_heads,
+            HEAD_DIM=spec.head_dim,
+            BLOCK_SIZE=block_size,
+            HAS_NORM=qk_norm is not None,
+            HEADS=heads,
+            HALF=half,
+            USE_PDL=use_pdl,
+            num_warps=NUM_WARPS,
+            **({"launch_pdl": True} if use_pdl else {}),
+        )
+    return q

@@ -1,0 +1,93 @@
+"""The Triton kernels as a backend for NVIDIA GPUs. Importing this imports triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from footplate.engine.kernels.attention.launch import AttentionOptions, attention, decode_plan
+from footplate.engine.kernels.block_copy.kernel import block_copy, cache_addresses
+from footplate.engine.kernels.embedding.kernel import embedding
+from footplate.engine.kernels.gated_activation.kernel import gated_activation
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+from footplate.engine.kernels.rms_norm.kernel import add_rms_norm, rms_norm
+from footplate.engine.kernels.rope_and_cache.kernel import rope_and_cache
+
+
+class TritonOps:
+    """Implements `Ops`, and the ops around a model that are worth a kernel on a GPU.
+
+    Every output is a new tensor. No call reads the device or waits for it, so steps may be captured in
+    CUDA graphs; a kernel is compiled at its first call, which must come before the capture.
+    """
+
+    def __init__(self, options: AttentionOptions | None = None) -> None:
+        self._options = options or AttentionOptions()
+        self._use_pdl = self._options.use_pdl
+        # The last one serves; earlier ones stay, because captured graphs write into them.
+        self._workspaces: list[torch.Tensor] = []
+
+    @property
+    def use_pdl(self) -> bool:
+        """Whether kernels are launched while the one before them ends."""
+        return self._use_pdl
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, weight, eps, use_pdl=self._use_pdl)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return add_rms_norm(x, residual, weight, eps, use_pdl=self._use_pdl)
+
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        spec: AttentionSpec,
+        batch: AttentionBatch,
+        cos_sin: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None,
+    ) -> torch.Tensor:
+        return rope_and_cache(qkv, spec, batch, cos_sin, kv, qk_norm, use_pdl=self._use_pdl)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        spec: AttentionSpec,
+        batch: AttentionBatch,
+        kv: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Leading `batch.num_decodes` rows by splits of their keys, the others by tiles of queries."""
+        workspace = None
+        if batch.num_decodes:
+            size = decode_plan(q, spec, batch, self._options).workspace_size(spec)
+            workspace = self._workspace(size, q.device)
+        return attention(q, spec, batch, kv, self._options, workspace)
+
+    def gated_activation(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+        return gated_activation(gate_up, kind, use_pdl=self._use_pdl)
+
+    def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Rows of the table [vocabulary, K], times the scale in the table's type: ids [T] -> [T, K]."""
+        return embedding(token_ids, table, scale, use_pdl=self._use_pdl)
+
+    def block_copy(
+        self, caches: Sequence[torch.Tensor], copies: torch.Tensor, addresses: torch.Tensor | None = None
+    ) -> None:
+        """Copy whole blocks in all caches: copies [N, 2] integer (source, target); one launch.
+
+        `addresses` is what `cache_addresses(caches)` gave; kept by the caller it saves a transfer.
+        """
+        block_copy(caches, copies, addresses)
+
+    def cache_addresses(self, caches: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Where each cache begins, for `block_copy`."""
+        return cache_addresses(caches)
+
+    def _workspace(self, size: int, device: torch.device) -> torch.Tensor:
+        if not self._workspaces or self._workspaces[-1].numel() < size:
+            largest = max(size, 2 * self._workspaces[-1].numel() if self._workspaces else 0)
+            self._workspaces.append(torch.empty(largest, dtype=torch.float32, device=device))
+        return self._workspaces[-1]

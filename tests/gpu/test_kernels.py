@@ -1,0 +1,144 @@
+"""On a GPU: every Triton kernel agrees with its reference, on the shared cases and on larger ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from footplate.engine.kernels import cases
+from footplate.engine.kernels.attention.reference import attention
+from footplate.engine.kernels.registry import PAIRS, KernelPair, triton_ops
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+TRITON_PAIRS = [pair for pair in PAIRS if "/triton" in pair.name]
+CASES = [
+    pytest.param(pair, case, id=f"{pair.name}-{case.id}") for pair in TRITON_PAIRS for case in pair.cases
+]
+
+
+@pytest.fixture(autouse=True)
+def outputs_start_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        made = plain(*size, **options)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def on_gpu(value: Any) -> Any:
+    """The value with every tensor in it on the GPU."""
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    if isinstance(value, tuple | list):
+        return type(value)(on_gpu(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: on_gpu(getattr(value, f.name)) for f in fields(value)})
+    return value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors(item)
+
+
+@pytest.mark.parametrize(("pair", "case"), CASES)
+def test_kernel_agrees_with_its_reference(pair: KernelPair, case: Any) -> None:
+    arguments = on_gpu(case.build())
+    theirs, ours = copy.deepcopy(arguments), copy.deepcopy(arguments)
+    expected, found = pair.reference(*theirs), pair.kernel(*ours)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=pair.atol, rtol=pair.rtol)
+    for changed, wanted in zip(tensors(ours), tensors(theirs), strict=True):
+        torch.testing.assert_close(changed, wanted, atol=pair.atol, rtol=pair.rtol, equal_nan=True)
+
+
+_DECODES = tuple((1, 500 + 37 * index) for index in range(70))
+_LONG = ((1, 5000), (1, 17), (700, 3000), (1025, 1025), (3, 9000), (129, 129))
+LARGE_SHAPES = {
+    "decode": cases.AttentionShape(_DECODES, (32, 8), 128),
+    "decode-one": cases.AttentionShape(((1, 20011),), (32, 8), 128),
+    "decode-64": cases.AttentionShape(_DECODES, (32, 8), 64),
+    "decode-group-7": cases.AttentionShape(_DECODES[:9], (14, 2), 128),
+    "mixed": cases.AttentionShape(_LONG, (8, 2), 128),
+    "mixed-group-3": cases.AttentionShape(_LONG, (9, 3), 64),
+    "mixed-group-7": cases.AttentionShape(_LONG, (7, 1), 128),
+    "mixed-80": cases.AttentionShape(_LONG, (4, 4), 80),
+    "mixed-96": cases.AttentionShape(_LONG, (4, 2), 96),
+    "mixed-256": cases.AttentionShape(_LONG, (4, 1), 256),
+    "mixed-window": cases.AttentionShape(_LONG, (4, 1), 256, window=512),
+    "mixed-soft-cap": cases.AttentionShape(_LONG, (8, 4), 128, window=1000, soft_cap=50.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LARGE_SHAPES)
+def test_long_contexts_agree(name: str, dtype: torch.dtype) -> None:
+    shape = replace(LARGE_SHAPES[name], kv_dtype=dtype)
+    batch = cases.attention_batch(shape)
+    kv = cases.filled_cache(shape, batch)
+    generator = torch.Generator().manual_seed(11)
+    q = torch.randn(len(batch.positions), shape.heads[0], shape.head_dim, generator=generator).to(dtype)
+    arguments = on_gpu((q, cases.attention_spec(shape), batch, kv))
+    torch.testing.assert_close(
+        triton_ops().attention(*arguments), attention(*arguments), atol=4e-3, rtol=2**-6
+    )
+
+
+def wide(op: str, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Arguments of the sizes of an 8B model."""
+    generator = torch.Generator().manual_seed(12)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    made: dict[str, Callable[[], tuple[Any, ...]]] = {
+        "rms_norm": lambda: (random(1000, 4096), random(4096).float(), 1e-5),
+        "add_rms_norm": lambda: (random(300, 8192), random(300, 8192), random(8192).float(), 1e-5),
+        "gated_activation": lambda: (random(500, 28672), "silu"),
+        "embedding": lambda: (torch.randint(0, 30000, (700,)), random(30000, 4096), 1.0),
+    }
+    return made[op]()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", ["rms_norm", "add_rms_norm", "gated_activation", "embedding"])
+def test_wide_rows_agree(op: str, dtype: torch.dtype) -> None:
+    name = {"add_rms_norm": "rms_norm/triton-add-16", "embedding": "embedding/triton"}.get(
+        op, f"{op}/triton-16"
+    )
+    pair = next(pair for pair in PAIRS if pair.name == name)
+    arguments = on_gpu(wide(op, dtype))
+    expected = pair.reference(*copy.deepcopy(arguments))
+    torch.testing.assert_close(pair.kernel(*arguments), expected, atol=pair.atol, rtol=pair.rtol)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_tokens_are_turned_and_cached(dtype: torch.dtype) -> None:
+    pair = next(pair for pair in PAIRS if pair.name == "rope_and_cache/triton-16")
+    shape = cases.AttentionShape(((1, 2000), (1500, 1500), (300, 4100)), (32, 8), 128, kv_dtype=dtype)
+    batch = cases.attention_batch(shape)
+    angles = torch.randn(batch.max_context_len, 64)
+    qkv = torch.randn(len(batch.positions), 48 * 128).to(dtype)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    norm = (torch.rand(128), torch.rand(128), 1e-6)
+    arguments = on_gpu((qkv, cases.attention_spec(shape), batch, cos_sin, cases.empty_cache(shape), norm))
+    theirs, ours = copy.deepcopy(arguments), copy.deepcopy(arguments)
+    close = partial(torch.testing.assert_close, atol=pair.atol, rtol=pair.rtol, equal_nan=True)
+    close(pair.kernel(*ours), pair.reference(*theirs))
+    for changed, wanted in zip(ours[4], theirs[4], strict=True):
+        close(changed, wanted)
