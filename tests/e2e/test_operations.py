@@ -136,6 +136,26 @@ def test_the_doctor_finds_everything_the_platform_needs(tmp_path: Path) -> None:
     assert [(finding["name"], bool(finding["mend"])) for finding in missing] == [("model a", True)]
 
 
+def test_the_doctor_and_a_second_start_name_the_platform_that_runs(
+    served: ServeProcess, tmp_path: Path
+) -> None:
+    config = tmp_path / "footplate.yaml"
+    config.write_text(f"server: {{port: {served.url.rpartition(':')[2]}}}\n")
+    options = ["--config", str(config), "--data-dir", str(served.data_dir)]
+    done = footplate("doctor", "--json", *options)
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 0, findings
+    who = f"process {served.child.pid} at {served.url}"
+    assert who in findings["platform"]["found"]
+    assert findings["port"]["state"] == "ok"
+    assert "running database" not in findings
+    second = footplate("serve", *options)
+    assert second.returncode == 1
+    assert who in second.stderr
+    # The refused start has left the note of the one that runs as it was.
+    assert who in footplate("doctor", *options).stdout
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from footplate.deployments.keeper import Keeper
 from footplate.deployments.leftovers import end_installation, stop_postgres
 from footplate.deployments.ports import RunPorts, require_free_port
 from footplate.deployments.ray_environment import STALL_S, find_haproxy, ray_arguments, ray_environment
+from footplate.deployments.run_lock import take_lock
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.specs import PLATFORM_APP, GatewaySpec, ModelSpec, ReplicaSpec
 from footplate.deployments.storage import prepare_storage
@@ -100,7 +100,7 @@ class PlatformRun:
             StartupError: something is missing or taken; most faults are found before anything starts.
         """
         self.paths.make()
-        self._take_lock()
+        self._lock = take_lock(self.paths, self.base_url)  # held for the whole run
         self._clear_leftovers()
         require_free_port(self.plan.host, self.plan.port)
         MasterKey.load_or_create(self.master_key_file)
@@ -156,18 +156,6 @@ class PlatformRun:
         from footplate.deployments.serve_platform import application_faults
 
         return application_faults()
-
-    def _take_lock(self) -> None:
-        lock = open(self.paths.data_dir / "serve.lock", "w")  # held for the whole run
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise StartupError(
-                f"another `footplate serve` runs on {self.paths.data_dir}",
-                "stop it, or choose another --data-dir",
-            ) from error
-        self._lock = lock
 
     def _clear_leftovers(self) -> None:
         """End what a killed run left behind; its database and Valkey are adopted later."""

