@@ -139,6 +139,41 @@ def test_all_faults_are_listed_in_the_order_of_lines(write: Callable[[str], Path
     assert [fault.line for fault in faults] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max_model_len: soon", ["max_model_len: Input should be a valid integer or 'auto'"]),
+        ("max_model_len: 0", ["max_model_len: Input should be greater than or equal to 1 or 'auto'"]),
+        ("kv_cache_gib: [1]", ["kv_cache_gib: Input should be a valid number or 'auto'"]),
+        ("speculative: 5", ["speculative: Input should be a valid dictionary"]),
+        ("block_sise: 16", ["block_sise: there is no such setting, did you mean 'block_size'?"]),
+        ("zebra: 16", ["zebra: there is no such setting"]),
+        (
+            "seeds: 1, dtype: 5",
+            [
+                "dtype: Input should be a valid string",
+                "seeds: there is no such setting, did you mean 'seed'?",
+            ],
+        ),
+    ],
+)
+def test_each_fault_is_one_line_and_names_what_was_meant(
+    write: Callable[[str], Path], text: str, expected: list[str]
+) -> None:
+    path = write(f"models:\n  - name: a\n    source: package:a\n    engine: {{{text}}}\n")
+    _, faults = check_settings(path, {})
+    assert sorted(map(str, faults)) == [f"{path}:4: models[0].engine.{line}" for line in expected]
+
+
+def test_misspelt_sections_and_variables_are_told_what_was_meant(write: Callable[[str], Path]) -> None:
+    _, [fault] = check_settings(write("modells: []\n"), {})
+    assert fault.message.endswith("did you mean 'models'?")
+    _, [fault] = check_settings(write("telemetry: {content_capture: {mood: off}}\n"), {})
+    assert fault.message.endswith("did you mean 'mode'?")
+    _, [fault] = check_settings(None, {"FOOTPLATE_SERVER__PROT": "1"})
+    assert fault.message.endswith("did you mean 'port'?")
+
+
 def test_files_that_can_not_be_read_are_faults(tmp_path: Path) -> None:
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")

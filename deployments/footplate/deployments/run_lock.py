@@ -1,4 +1,4 @@
-"""Who runs on a data folder: a lock that lasts as long as its process, and a note in it for others to read."""
+"""Who runs on a data folder: a lock that lasts as long as its process, and a note in it for others."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from footplate.platform.settings import Fault
+    from footplate.platform.settings_faults import Fault
 
 
 class PlatformError(Exception):

