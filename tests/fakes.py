@@ -34,6 +34,7 @@ class Script:
     fail_after: int = 0
     error: str | None = None  # a choice ends with ERROR once `fail_after` steps were given
     hold_after: int | None = None  # `next` waits for ever after so many steps
+    engine: str = "0"  # which engine of the model accepts
 
 
 class ScriptedGeneration:
@@ -52,6 +53,10 @@ class ScriptedGeneration:
         self._finish = FinishReason.STOP if script.ends_with_stop and is_whole else FinishReason.LENGTH
         self._position = 0
         self._done = False
+
+    @property
+    def engine(self) -> str:
+        return self._script.engine
 
     async def next(self) -> Sequence[SequenceDelta]:
         script = self._script

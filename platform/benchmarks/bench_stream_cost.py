@@ -35,6 +35,8 @@ TEXT = "The quick brown fox jumps over the lazy dog, and nobody in the village m
 class _Generation:
     """Gives ready-made batches, one a turn of the loop."""
 
+    engine = "0"
+
     def __init__(self, batches: Sequence[Sequence[SequenceDelta]]) -> None:
         self._batches = iter(batches)
 

@@ -416,6 +416,24 @@ async def test_metrics_need_a_scrape_or_admin_key(rig: Rig) -> None:
     assert 'block_size="16"' in text
 
 
+async def test_latencies_belong_to_the_engine_that_answered(rig: Rig) -> None:
+    for engine, count in (("0", 1), ("3", 2)):
+        rig.says("Hello there.", engine=engine)
+        for _ in range(count):
+            assert (await rig.post(PATH, chat_body())).status_code == 200
+    rig.says("Hello there.", refusal=EngineOverloaded("full"))
+    assert (await rig.post(PATH, chat_body())).status_code == 503
+    async with rig.http(SCRAPE_KEY) as http:
+        lines = (await http.get("/metrics")).text.splitlines()
+    for name in ("time_to_first_token", "e2e_request_latency"):
+        start = f"vllm:{name}_seconds_count"
+        # A request that no engine accepted was not answered by engine 0 either.
+        assert [line for line in lines if line.startswith(start)] == [
+            f'{start}{{engine="0",model_name="smollm2-135m"}} 1.0',
+            f'{start}{{engine="3",model_name="smollm2-135m"}} 2.0',
+        ]
+
+
 async def test_readiness_names_each_dependency(make_rig: Callable[..., Rig]) -> None:
     async def down() -> Readiness:
         raise ConnectionError(CANARY)

@@ -50,6 +50,11 @@ class ChannelGeneration:
         self._call = call
         self._watch = watch
 
+    @property
+    def engine(self) -> str:
+        """The accepting replica's index; its link is kept here even when it is lost."""
+        return self._stream.link.label[1] if self._stream.link is not None else ""
+
     async def next(self) -> Sequence[SequenceDelta]:
         """Everything that came since the last call; empty at the end."""
         return await self._stream.next()

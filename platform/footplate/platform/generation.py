@@ -11,7 +11,7 @@ from typing import Protocol
 from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.types import EngineRequest, FinishReason, SequenceDelta, TokenLogprob, TokenUsage
-from footplate.platform.metrics import ModelLatencies
+from footplate.platform.metrics import EngineLatencies
 from footplate.platform.ports import Generation, InferenceClient
 
 _FAILED = (FinishReason.ERROR, FinishReason.ABORT)
@@ -55,6 +55,7 @@ class Sink(Protocol):
 class _Submitted:
     prompt: PromptRun
     generation: Generation
+    latencies: EngineLatencies
     first: Sequence[SequenceDelta] = ()
 
 
@@ -70,13 +71,13 @@ class Run:
         client: InferenceClient,
         model: str,
         prompts: Sequence[PromptRun],
-        latencies: ModelLatencies,
+        find_latencies: Callable[[str], EngineLatencies],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.prompts = prompts
         self._client = client
         self._model = model
-        self._latencies = latencies
+        self._find_latencies = find_latencies
         self._clock = clock
         self._begin = clock()
         self._submitted: list[_Submitted] = []
@@ -90,7 +91,8 @@ class Run:
         """
         for prompt in self.prompts:
             generation = await self._submit(prompt.request)
-            self._submitted.append(_Submitted(prompt, generation))
+            latencies = self._find_latencies(generation.engine)
+            self._submitted.append(_Submitted(prompt, generation, latencies))
         first = self._submitted[0]
         first.first = await self._next(first)
         for delta in first.first:
@@ -129,7 +131,8 @@ class Run:
     async def close(self) -> None:
         """Abort what still runs and note how long the request took. Safe at any time."""
         submitted, self._submitted = self._submitted, []
-        self._latencies.request.observe(self._clock() - self._begin)
+        if submitted:
+            submitted[0].latencies.request.observe(self._clock() - self._begin)
         for entry in submitted:
             await entry.generation.close()
 
@@ -177,7 +180,7 @@ class Run:
             if decoder.finish_reason is not None:
                 self._end_choice(submitted, choice, delta, sink)
         if num_tokens:
-            self._note_tokens(prompt, num_tokens)
+            self._note_tokens(submitted, num_tokens)
 
     def _begin_prompt(self, prompt: PromptRun, deltas: Sequence[SequenceDelta], sink: Sink) -> None:
         prompt.has_begun = True
@@ -195,10 +198,11 @@ class Run:
         submitted.prompt.num_open -= 1
         sink.end(choice)
 
-    def _note_tokens(self, prompt: PromptRun, num_tokens: int) -> None:
+    def _note_tokens(self, submitted: _Submitted, num_tokens: int) -> None:
         now = self._clock()
+        prompt, latencies = submitted.prompt, submitted.latencies
         if prompt.last_token_at is None:
-            self._latencies.first_token.observe(now - self._begin)
+            latencies.first_token.observe(now - self._begin)
         else:
-            self._latencies.token_gap.observe((now - prompt.last_token_at) / num_tokens, num_tokens)
+            latencies.token_gap.observe((now - prompt.last_token_at) / num_tokens, num_tokens)
         prompt.last_token_at = now

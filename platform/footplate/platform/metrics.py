@@ -42,6 +42,8 @@ _FIRST_TOKEN_S = (
     40,
     80,
     160,
+    640,
+    2560,
 )
 _TOKEN_GAP_S = (
     0.001,
@@ -62,10 +64,34 @@ _TOKEN_GAP_S = (
     2.5,
     5,
     10,
+    20,
+    40,
+    80,
 )
-_REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-# Requests are timed here, where it isn't known which replica answered.
-_GATEWAY_LABEL = "0"
+_REQUEST_S = (
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 
 StatsSource = Callable[[], Mapping[tuple[str, str], EngineStats]]
 
@@ -94,8 +120,8 @@ class Histogram:
         return buckets
 
 
-class ModelLatencies:
-    """One model's latencies as its clients see them."""
+class EngineLatencies:
+    """What clients wait for the answers of one engine, as the gateway sees it."""
 
     __slots__ = ("first_token", "request", "token_gap")
 
@@ -110,15 +136,15 @@ class GatewayMetrics(Collector):
 
     def __init__(self, stats: StatsSource) -> None:
         self._stats = stats
-        self._latencies: dict[str, ModelLatencies] = {}
+        self._latencies: dict[tuple[str, str], EngineLatencies] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def latencies(self, model: str) -> ModelLatencies:
-        """The histograms of a served model (never of a name a client made up)."""
-        found = self._latencies.get(model)
+    def latencies(self, model: str, engine: str) -> EngineLatencies:
+        """The histograms of one engine of a served model (never of a name a client made up)."""
+        found = self._latencies.get((model, engine))
         if found is None:
-            found = self._latencies[model] = ModelLatencies()
+            found = self._latencies[model, engine] = EngineLatencies()
         return found
 
     def exposition(self) -> bytes:
@@ -137,9 +163,9 @@ class GatewayMetrics(Collector):
         )
         for name, text, attribute in families:
             family = HistogramMetricFamily(name, text, labels=_LABELS)
-            for model, latencies in self._latencies.items():
+            for labels, latencies in self._latencies.items():
                 histogram: Histogram = getattr(latencies, attribute)
-                family.add_metric([model, _GATEWAY_LABEL], histogram.cumulative(), histogram.total)
+                family.add_metric(labels, histogram.cumulative(), histogram.total)
             yield family
 
 

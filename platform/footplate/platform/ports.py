@@ -15,6 +15,11 @@ from footplate.engine.types import EngineRequest, EngineStats, ModelCard, Sequen
 class Generation(Protocol):
     """One running request. Its owner must call `close`, which aborts whatever still runs."""
 
+    @property
+    def engine(self) -> str:
+        """The index, among its model's engines, of the one that accepted the request."""
+        ...
+
     async def next(self) -> Sequence[SequenceDelta]:
         """Wait for tokens, then give everything that has come since: the more lag, the larger the batch.
 

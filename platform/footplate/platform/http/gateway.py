@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import Request
 
@@ -55,4 +56,5 @@ class Gateway:
 
     def run(self, card: ModelCard, prompts: Sequence[PromptRun]) -> Run:
         """A request's run, not yet begun."""
-        return Run(self.client, card.name, prompts, self.metrics.latencies(card.name), self.clock)
+        find_latencies = partial(self.metrics.latencies, card.name)
+        return Run(self.client, card.name, prompts, find_latencies, self.clock)
