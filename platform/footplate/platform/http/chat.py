@@ -11,14 +11,18 @@ from starlette.responses import Response
 from footplate.engine.errors import InvalidRequest, RequestTooLarge
 from footplate.engine.text.choice import TextPiece
 from footplate.engine.text.pipeline import TextPipeline
-from footplate.engine.types import EngineRequest, ModelCard, TokenUsage
+from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.frames import (
     Head,
     chat_logprobs,
+    details_part,
     encode,
+    event_end,
     finish_name,
+    finish_part,
     prompt_logprob_fields,
+    usage_event,
     usage_fields,
 )
 from footplate.platform.http.gateway import Gateway
@@ -26,8 +30,8 @@ from footplate.platform.http.parameters import (
     LARGE_TEXT_CHARACTERS,
     allowed_tokens,
     bad_words_ids,
-    cache_scope,
     check_stream_options,
+    engine_request,
     sampling_params,
 )
 from footplate.platform.http.schemas import ChatCompletionBody, ChatMessage, parse_body, plain_messages
@@ -53,16 +57,8 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     head = Head.new(
         "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion", card, body.service_tier
     )
-    engine_request = EngineRequest(
-        head.id,
-        ids,
-        params,
-        cache_scope=cache_scope(principal, body.cache_salt),
-        tenant=principal.tenant_id,
-        priority=body.priority or 0,
-    )
     choices = [Choice(index, pipeline.choice_decoder(params)) for index in range(params.n)]
-    prompt = PromptRun(engine_request, choices)
+    prompt = PromptRun(engine_request(head.id, ids, params, body, principal), choices)
     run = gateway.run(card, [prompt])
     if body.stream:
         return StreamResponse(run, ChatStream(head, body, pipeline, params.n))
@@ -115,7 +111,7 @@ class ChatStream:
         self._shows_ids = bool(body.return_token_ids)
         self._shows_logprobs = bool(body.logprobs)
         self._is_plain = not (self._shows_ids or self._shows_logprobs)
-        self._event_end = b'],"usage":null}\n\n' if self._includes_usage else b"]}\n\n"
+        self._event_end = event_end(self._includes_usage)
         # A content chunk is three parts: what stands before the text, the text, what stands after it.
         self._before = [
             self._start + b',"choices":[{"index":%d,"delta":{"content":' % index
@@ -149,25 +145,23 @@ class ChatStream:
     def end(self, choice: Choice) -> None:
         left_over = self._left_over.pop(choice.index, None)
         details = self._details(left_over) if left_over is not None else b',"logprobs":null'
-        finish = finish_name(choice.decoder.finish_reason)
         self.out.append(
             self._start
             + b',"choices":[{"index":%d,"delta":{}' % choice.index
             + details
-            + b',"finish_reason":%b,"stop_reason":%b}' % (encode(finish), encode(choice.decoder.stop_reason))
+            + finish_part(choice.decoder)
             + self._event_end
         )
 
     def last(self, usage: TokenUsage) -> None:
         if self._includes_usage:
-            self.out.append(self._start + b',"choices":[],"usage":' + encode(usage_fields(usage)) + b"}\n\n")
+            self.out.append(usage_event(self._start, usage))
 
     def _details(self, piece: TextPiece) -> bytes:
         logprobs = b"null"
         if self._shows_logprobs and piece.logprobs:
             logprobs = encode({"content": chat_logprobs(self._pipeline, piece.logprobs), "refusal": None})
-        ids = b',"token_ids":' + encode(piece.token_ids) if self._shows_ids else b""
-        return b',"logprobs":' + logprobs + ids
+        return details_part(logprobs, piece, shows_ids=self._shows_ids)
 
 
 class ChatAnswer:

@@ -14,16 +14,20 @@ from footplate.engine.errors import InvalidRequest
 from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.text.detokenizer import Detokenizer, TokenTexts
 from footplate.engine.text.pipeline import TextPipeline
-from footplate.engine.types import EngineRequest, ModelCard, SamplingParams, TokenLogprob, TokenUsage
+from footplate.engine.types import ModelCard, SamplingParams, TokenLogprob, TokenUsage
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.chat import refuse_absurd
 from footplate.platform.http.frames import (
     Head,
+    details_part,
     encode,
+    event_end,
     finish_name,
+    finish_part,
     finite,
     prompt_logprob_fields,
+    usage_event,
     usage_fields,
 )
 from footplate.platform.http.gateway import Gateway
@@ -31,8 +35,8 @@ from footplate.platform.http.parameters import (
     LARGE_TEXT_CHARACTERS,
     allowed_tokens,
     bad_words_ids,
-    cache_scope,
     check_stream_options,
+    engine_request,
     sampling_params,
 )
 from footplate.platform.http.schemas import MAX_CHOICES, CompletionBody, parse_body
@@ -130,7 +134,6 @@ async def _prompt_runs(
     principal: Principal,
     head: Head,
 ) -> list[PromptRun]:
-    scope = cache_scope(principal, body.cache_salt)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else body.prompt_logprobs
     num_choices = body.n or 1
@@ -140,14 +143,7 @@ async def _prompt_runs(
     params = sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words)
     runs = []
     for number, prompt in enumerate(prompts):
-        request = EngineRequest(
-            f"{head.id}-{number}",
-            prompt.ids,
-            params,
-            cache_scope=scope,
-            tenant=principal.tenant_id,
-            priority=body.priority or 0,
-        )
+        request = engine_request(f"{head.id}-{number}", prompt.ids, params, body, principal)
         choices = [
             Choice(number * num_choices + index, _decoder(pipeline, params, body))
             for index in range(num_choices)
@@ -267,7 +263,7 @@ class CompletionStream:
         self._includes_usage = body.include_usage
         self._shows_ids = bool(body.return_token_ids)
         self._is_plain = body.logprobs is None and not self._shows_ids
-        self._event_end = b'],"usage":null}\n\n' if self._includes_usage else b"]}\n\n"
+        self._event_end = event_end(self._includes_usage)
         self._after = b',"logprobs":null,"finish_reason":null}' + self._event_end
         self._before: dict[int, bytes] = {}
         self._left_over: dict[int, TextPiece] = {}
@@ -293,14 +289,11 @@ class CompletionStream:
     def end(self, choice: Choice) -> None:
         left_over = self._left_over.pop(choice.index, None)
         details = self._details(choice, left_over) if left_over is not None else b',"logprobs":null'
-        finish = encode(finish_name(choice.decoder.finish_reason))
-        stop = encode(choice.decoder.stop_reason)
-        self._event(choice, "", details + b',"finish_reason":%b,"stop_reason":%b}' % (finish, stop))
+        self._event(choice, "", details + finish_part(choice.decoder))
 
     def last(self, usage: TokenUsage) -> None:
         if self._includes_usage:
-            fields = encode(usage_fields(usage))
-            self.out.append(self._usage_start + b',"choices":[],"usage":' + fields + b"}\n\n")
+            self.out.append(usage_event(self._usage_start, usage))
 
     def _event(self, choice: Choice, text: str, rest: bytes) -> None:
         self.out += (self._before[choice.index], encode(text), rest, self._event_end)
@@ -308,8 +301,7 @@ class CompletionStream:
     def _details(self, choice: Choice, piece: TextPiece) -> bytes:
         logprobs = self._echoes.logprobs.get(choice.index)
         shown = encode(logprobs.answer(piece.logprobs)) if logprobs and piece.logprobs else b"null"
-        ids = b',"token_ids":' + encode(piece.token_ids) if self._shows_ids else b""
-        return b',"logprobs":' + shown + ids
+        return details_part(shown, piece, shows_ids=self._shows_ids)
 
 
 class CompletionAnswer:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import FinishReason, ModelCard, TokenLogprob, TokenUsage
 
@@ -77,6 +78,28 @@ def usage_fields(usage: TokenUsage) -> dict[str, Any]:
 def finish_name(reason: FinishReason | None) -> str | None:
     """A finish reason as clients know it; failures never get this far."""
     return None if reason is None else str(reason.value)
+
+
+def event_end(includes_usage: bool) -> bytes:
+    """What ends each event before the one that carries the usage."""
+    return b'],"usage":null}\n\n' if includes_usage else b"]}\n\n"
+
+
+def usage_event(start: bytes, usage: TokenUsage) -> bytes:
+    """The last event before `[DONE]`; `start` is what each event of the stream begins with."""
+    return start + b',"choices":[],"usage":' + encode(usage_fields(usage)) + b"}\n\n"
+
+
+def finish_part(decoder: ChoiceDecoder) -> bytes:
+    """What ends the last chunk of a choice."""
+    finish = encode(finish_name(decoder.finish_reason))
+    return b',"finish_reason":%b,"stop_reason":%b}' % (finish, encode(decoder.stop_reason))
+
+
+def details_part(logprobs: bytes, piece: TextPiece, *, shows_ids: bool) -> bytes:
+    """What a chunk tells of its tokens, from encoded logprobs on."""
+    ids = b',"token_ids":' + encode(piece.token_ids) if shows_ids else b""
+    return b',"logprobs":' + logprobs + ids
 
 
 def finite(logprob: float) -> float:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from footplate.engine.errors import InvalidRequest, RequestTooLarge
 from footplate.engine.text.pipeline import TextPipeline
-from footplate.engine.types import ModelCard, SamplingParams
+from footplate.engine.types import EngineRequest, ModelCard, SamplingParams
 from footplate.platform.http.schemas import GenerationBody
 from footplate.platform.ports import Principal
 
@@ -115,6 +115,20 @@ def cache_scope(principal: Principal, cache_salt: str | None) -> bytes:
         return principal.cache_scope
     key = hashlib.blake2b(principal.cache_scope, digest_size=32).digest()
     return hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+
+
+def engine_request(
+    request_id: str, ids: Sequence[int], params: SamplingParams, body: GenerationBody, principal: Principal
+) -> EngineRequest:
+    """One prompt as the engine is asked for it, in the name of the caller's tenant."""
+    return EngineRequest(
+        request_id,
+        ids,
+        params,
+        cache_scope=cache_scope(principal, body.cache_salt),
+        tenant=principal.tenant_id,
+        priority=body.priority or 0,
+    )
 
 
 def _given(value: float | None, default: float) -> float:
