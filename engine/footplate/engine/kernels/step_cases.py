@@ -227,3 +227,30 @@ def sample_plain() -> Sequence[Case]:
         )
         for dtype in (torch.float32, torch.bfloat16)
     ]
+
+
+_TRUNCATED = (
+    (1.0, 5, 1.0, 0.0),
+    (0.8, 0, 0.9, 0.0),
+    (1.2, 0, 1.0, 0.05),
+    (0.7, 20, 0.8, 0.02),
+    (1.0, 1, 1.0, 0.0),
+    (0.0, 3, 0.5, 0.5),
+    (1.0, 100000, 0.7, 0.0),
+)
+
+
+def sample_truncated() -> Sequence[Case]:
+    """Few candidates over more than one chunk, and more than the kernel lists of one (flat logits)."""
+    return [
+        Case(
+            f"{len(rows)}x{vocab_size}-spread{spread}-{str(dtype).removeprefix('torch.')}",
+            partial(_draws, rows, _TRUNCATED, vocab_size, dtype, spread),
+        )
+        for rows, vocab_size, spread in (
+            ([0, 1, 2, 3, -1, 4, 5], 5000, 8.0),
+            ([6, 1, 2, 0], 700, 1.0),
+            ([3, 0, 1], 8, 4.0),
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    ]

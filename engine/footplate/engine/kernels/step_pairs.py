@@ -73,7 +73,7 @@ STEP_PAIRS: tuple[KernelPair, ...] = (
         "sample/triton",
         sample.sample,
         _kernel("sample", "sample"),
-        step_cases.sample_plain(),
+        [*step_cases.sample_plain(), *step_cases.sample_truncated()],
         0,
         0,
         _EXACT,

@@ -126,8 +126,8 @@ def _products(
 
 @triton.jit
 def _split_pairs(values, PAIRS: tl.constexpr, ROWS: tl.constexpr):
-    """[2 PAIRS, ROWS] with the two of a pair side by side, as two of [PAIRS, ROWS]."""
-    return tl.split(tl.permute(tl.reshape(values, (PAIRS, 2, ROWS)), (0, 2, 1)))
+    """[2 PAIRS, ROWS] with the two of a pair side by side, as two of [ROWS, PAIRS]."""
+    return tl.split(tl.permute(tl.reshape(values, (PAIRS, 2, ROWS)), (2, 0, 1)))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -193,11 +193,21 @@ def _gate_up_kernel(
     gate, up = _split_pairs(total, PAIRS, ROWS)
     # x sigmoid(2 z) is x (1 + tanh z) / 2, without the digits that 1 + tanh loses for negative z.
     inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if IS_GELU else gate
-    result = tl.trans(gate * tl.sigmoid(inner) * up)
+    result = gate * tl.sigmoid(inner) * up
     row = tl.arange(0, ROWS).to(tl.int64)
     f = begin + tl.arange(0, PAIRS)
     inside = (row < num_rows)[:, None] & (f < F)[None, :]
     tl.store(output + row[:, None] * F + f[None, :], result.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_heads(first, second, gains, pair, is_pair, eps, D: tl.constexpr):
+    """The norm over a head of both its halves [ROWS, PAIRS]."""
+    squares = tl.where(is_pair[None, :], first * first + second * second, 0.0)
+    inverse = tl.rsqrt(tl.sum(squares, axis=1) / D + eps)[:, None]
+    low = tl.load(gains + pair, mask=is_pair, other=0.0).to(tl.float32)
+    high = tl.load(gains + D // 2 + pair, mask=is_pair, other=0.0).to(tl.float32)
+    return first * inverse * low[None, :], second * inverse * high[None, :]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -234,8 +244,7 @@ def _qkv_kernel(
     PAIRS: tl.constexpr = BLOCK_N // 2
     HALF: tl.constexpr = D // 2
     PARTS: tl.constexpr = (HALF + PAIRS - 1) // PAIRS
-    head = tl.program_id(0) // PARTS
-    begin = tl.program_id(0) % PARTS * PAIRS
+    head, begin = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS * PAIRS
     member = tl.arange(0, BLOCK_N)
     rows = head * D + tl.minimum(begin + member // 2, HALF - 1) + member % 2 * HALF
     if USE_PDL:
@@ -243,8 +252,6 @@ def _qkv_kernel(
         _begin(weight, at_pair, at_pair + HALF, (HEADS + 2 * KV_HEADS) * D, K, PREFETCH)
     total = _products(x, norm_weight, weight, rows, num_rows, eps, K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM)
     first, second = _split_pairs(total, PAIRS, ROWS)
-    first, second = tl.trans(first), tl.trans(second)
-
     row = tl.arange(0, ROWS).to(tl.int64)
     pair = begin + tl.arange(0, PAIRS)
     is_row, is_pair = row < num_rows, pair < HALF
@@ -252,10 +259,7 @@ def _qkv_kernel(
     if HAS_QK_NORM:
         if head < HEADS + KV_HEADS:
             gains = q_weight if head < HEADS else k_weight
-            squares = tl.where(inside, first * first + second * second, 0.0)
-            inverse = tl.rsqrt(tl.sum(squares, axis=1) / D + qk_eps)[:, None]
-            first *= inverse * tl.load(gains + pair, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-            second *= inverse * tl.load(gains + HALF + pair, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+            first, second = _norm_heads(first, second, gains, pair, is_pair, qk_eps, D)
     if head < HEADS + KV_HEADS:
         position = tl.load(positions + row, mask=is_row, other=0).to(tl.int64)
         turn = cos_sin + position[:, None] * D + pair[None, :]
