@@ -59,8 +59,11 @@ def in_type(cases: Sequence[Case], dtype: torch.dtype, arguments: Sequence[int])
 
 
 def in_16_bits(cases: Sequence[Case], arguments: Sequence[int]) -> list[Case]:
-    """The cases in bfloat16, then in float16."""
-    return [case for dtype in (torch.bfloat16, torch.float16) for case in in_type(cases, dtype, arguments)]
+    """The cases in bfloat16, then some of them in float16, which shares all but its conversions."""
+    return [
+        *in_type(cases, torch.bfloat16, arguments),
+        *in_type(cases[2:6], torch.float16, arguments),
+    ]
 
 
 def rms_norm() -> Sequence[Case]:
@@ -181,13 +184,19 @@ ATTENTION_SHAPES: dict[str, AttentionShape] = {
 }
 
 
-def attention() -> Sequence[Case]:
+def attention(block_size: int | None = None) -> Sequence[Case]:
+    """All attention shapes, or those with blocks of one size."""
+
     def build(shape: AttentionShape) -> tuple[Any, ...]:
         batch = attention_batch(shape)
         q = _rows(5, batch.positions.shape[0], shape.heads[0], shape.head_dim)
         return q, attention_spec(shape), batch, filled_cache(shape, batch)
 
-    return [Case(name, partial(build, shape)) for name, shape in ATTENTION_SHAPES.items()]
+    return [
+        Case(name, partial(build, shape))
+        for name, shape in ATTENTION_SHAPES.items()
+        if block_size in (None, shape.block_size)
+    ]
 
 
 def shared_prefix() -> Sequence[Case]:

@@ -93,18 +93,25 @@ def _attend(
 ):
     """Take keys [begin, end) into the running softmax of each row: weighted values, weight sum, maximum.
 
-    `keys` and `values` point to the KV head's first slot, `table` to the sequence's blocks. No key at or
-    past `limit` is read. WIDE multiplies in float32.
+    `keys` and `values` point to the KV head's first slot, `table` to the sequence's blocks; `begin` is the
+    first key of a block. No key at or past `limit` is read. WIDE multiplies in float32.
     """
     column = tl.arange(0, q.shape[1])
-    at = begin + tl.arange(0, KEYS)
-    block = tl.load(table + at // BLOCK_SIZE, mask=at < limit, other=0)
+    key = tl.arange(0, KEYS)
+    # Tiles start where blocks do, so a key's place in its block is the same in all of them.
+    within = (key % BLOCK_SIZE) * HEAD_DIM
+    blocks = table + key // BLOCK_SIZE
+    block = tl.load(blocks + begin // BLOCK_SIZE, mask=key < limit - begin, other=0)
     for start in tl.range(begin, end, KEYS):
-        at = start + tl.arange(0, KEYS)
+        at = start + key
         is_key = at < limit
-        slot = block.to(tl.int64) * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
-        # A tile ahead, so that no load of keys waits for the table.
-        block = tl.load(table + (at + KEYS) // BLOCK_SIZE, mask=at + KEYS < limit, other=0)
+        slot = block.to(tl.int64) * block_stride + within
+        # The table is read a tile ahead, so that no load of keys waits for it.
+        if MASK:
+            ahead = start + KEYS
+            block = tl.load(blocks + ahead // BLOCK_SIZE, mask=key < limit - ahead, other=0)
+        else:
+            block = tl.load(blocks + tl.minimum(start + KEYS, end - KEYS) // BLOCK_SIZE)
         k = _load_rows(keys, slot, column, is_key, MASK > 0, HEAD_DIM)
         scores = _product(q, tl.trans(k), None, WIDE)
         factor = scale * _LOG2_E
@@ -242,12 +249,14 @@ def _chunk_len(count, MOST: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _first_key(context, prefix_lens, row, HAS_PREFIX: tl.constexpr, WINDOW: tl.constexpr):
-    """(first key of the row's own pass, keys of its shared prefix)."""
+def _first_key(
+    context, prefix_lens, row, HAS_PREFIX: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    """(first key of the first block that the row's own pass reads, keys of its shared prefix)."""
     begin = 0
     prefix = 0
     if WINDOW:
-        begin = tl.maximum(context - WINDOW, 0)
+        begin = tl.maximum(context - WINDOW, 0) // BLOCK_SIZE * BLOCK_SIZE
     if HAS_PREFIX:
         prefix = tl.load(prefix_lens + row)
         begin = tl.maximum(begin, prefix)
@@ -291,7 +300,7 @@ def decode_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     context = tl.load(context_lens + token)
-    begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW)
+    begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW, BLOCK_SIZE)
     chunk = _chunk_len(context - begin, SPLITS, CHUNK)
     used = tl.cdiv(context - begin, chunk)
     # The first split of an empty row goes on, and writes zeros.
@@ -307,11 +316,13 @@ def decode_kernel(
     start = begin + split * chunk
     end = tl.minimum(start + chunk, context)
     at_kv_head = kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    MASK: tl.constexpr = 2 if WINDOW else 1
+    position = tl.zeros([ROWS], dtype=tl.int32) + context - 1
     # The mask in all tiles, in one loop: a last tile on its own would wait with nothing else in flight.
     accumulated, total, peak = _attend(
-        accumulated, total, peak, own_q, row, keys + at_kv_head, values + at_kv_head,
+        accumulated, total, peak, own_q, position, keys + at_kv_head, values + at_kv_head,
         block_tables + token * table_stride, start, end, end, block_stride, scale,
-        1, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
+        MASK, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
     )  # fmt: skip
     result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
     if (used <= 1) & (prefix == 0):
@@ -400,6 +411,7 @@ def merge_kernel(
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -416,7 +428,7 @@ def merge_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     context = tl.load(context_lens + token)
-    begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW)
+    begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW, BLOCK_SIZE)
     used = tl.cdiv(context - begin, _chunk_len(context - begin, SPLITS, CHUNK))
     if (used <= 1) & (prefix == 0):
         return

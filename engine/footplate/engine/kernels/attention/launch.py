@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from footplate.engine.kernels.attention.tiles import (
 )
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, PrefixGroups
 
+BLOCK_SIZES = (8, 16, 32)  # each divides every tile and chunk
 KvPair = tuple[torch.Tensor, torch.Tensor]
 # The interpreter multiplies bfloat16 as if its bits were integers, so there every product is made in float32.
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -71,8 +72,7 @@ def decode_plan(
     q: torch.Tensor, spec: AttentionSpec, batch: AttentionBatch, options: AttentionOptions
 ) -> DecodePlan:
     """The plan that `attention` follows for the batch's decode rows."""
-    capability, num_sms = _device_shape(q.device)
-    tiles = options.tiles or attention_tiles(spec.head_dim, q.dtype, capability)
+    num_sms, tiles = _device_shape(q.device)[1], _tiles(q, spec, options)
     deterministic = options.deterministic
     splits = options.splits or decode_splits(
         batch.num_decodes, spec.num_kv_heads, num_sms, deterministic=deterministic
@@ -82,6 +82,18 @@ def decode_plan(
         tiles_of_rows = _num_prefix_tiles(groups, tiles.prefix, spec)
         prefix_splits = options.prefix_splits or decode_splits(tiles_of_rows, spec.num_kv_heads, num_sms)
     return DecodePlan(batch.num_decodes, tiles.decode, splits, tiles.prefix, prefix_splits)
+
+
+def _tiles(q: torch.Tensor, spec: AttentionSpec, options: AttentionOptions) -> AttentionTiles:
+    """The table's tiles, or the given ones, with room for all heads of a KV head."""
+    chosen = options.tiles or attention_tiles(spec.head_dim, q.dtype, _device_shape(q.device)[0])
+    heads = triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
+    return AttentionTiles(
+        *(
+            replace(tile, rows=max(tile.rows, heads))
+            for tile in (chosen.prefill, chosen.decode, chosen.prefix)
+        )
+    )
 
 
 def _groups(spec: AttentionSpec, batch: AttentionBatch, deterministic: bool) -> PrefixGroups | None:
@@ -111,6 +123,8 @@ def attention(
         raise ValueError("attention needs contiguous queries and rows of block tables")
     if kv[0].stride() != kv[1].stride() or not kv[0][0].is_contiguous():
         raise ValueError("attention needs caches of one layout with contiguous blocks")
+    if kv[0].shape[2] not in BLOCK_SIZES:
+        raise ValueError(f"attention reads blocks of {BLOCK_SIZES} tokens, not of {kv[0].shape[2]}")
     launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv)
     launch.options = options or launch.options
     if batch.num_decodes:
@@ -153,8 +167,7 @@ class _Launch:
     def prefill(self) -> None:
         """Sequences after the decode rows."""
         batch, spec = self.batch, self.spec
-        capability = _device_shape(self.q.device)[0]
-        tile = (self.options.tiles or attention_tiles(spec.head_dim, self.q.dtype, capability)).prefill
+        tile = _tiles(self.q, spec, self.options).prefill
         num_sequences = len(batch.context_lens) - batch.num_decodes
         queries = tile.rows // (spec.num_heads // spec.num_kv_heads)
         # Each sequence may end within a tile; programs past the last tile leave at once.
@@ -221,7 +234,6 @@ class _Launch:
 
     def _read_rows(self, plan: DecodePlan, parts: KvPair) -> None:
         batch, spec, tile = self.batch, self.spec, plan.tile
-        heads = triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
         kernel.decode_kernel[(plan.num_rows, spec.num_kv_heads, plan.splits.most)](
             self.q,
             self.output,
@@ -238,7 +250,7 @@ class _Launch:
             SPLITS=plan.splits.most,
             SLOTS=plan.num_slots,
             CHUNK=plan.splits.chunk,
-            ROWS=max(tile.rows, heads),
+            ROWS=tile.rows,
             KEYS=tile.keys,
             **self._shape(),
             **self._compiled(tile.num_warps, tile.num_stages),
@@ -255,6 +267,7 @@ class _Launch:
             NUM_HEADS=spec.num_heads,
             HEAD_DIM=spec.head_dim,
             COLUMNS=triton.next_power_of_2(spec.head_dim),
+            BLOCK_SIZE=self.kv[0].shape[2],
             WINDOW=spec.window,
             HAS_PREFIX=plan.prefix_splits is not None,
             SPLITS=plan.splits.most,
