@@ -24,7 +24,7 @@ _PRODUCTS = (
     (17, 96, 640),
     (64, 130, 576),
 )
-_HEAD = ((1, 3000, 576), (5, 1000, 576))
+_HEAD = ((1, 1000, 576), (5, 1000, 576))
 
 
 def _rows(seed: int, *shape: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def norm_gate_up(dtypes: Sequence[torch.dtype]) -> Sequence[Case]:
 
     return [
         Case(f"{kind}-{_name(*shape, dtype)}", partial(build, *shape, dtype, kind))
-        for shape in ((1, 1536, 576), (1, 62, 640), (5, 96, 576), (16, 200, 640), (64, 64, 136))
+        for shape in ((1, 576, 1536), (1, 62, 640), (5, 96, 576), (16, 200, 640), (64, 64, 136))
         for kind in ("silu", "gelu_tanh")
         for dtype in dtypes
     ]

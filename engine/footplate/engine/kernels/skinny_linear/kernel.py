@@ -68,6 +68,12 @@ def _inverse_rms(x, row, is_row, eps, K: tl.constexpr, ROWS: tl.constexpr, BLOCK
 
 
 @triton.jit
+def _eighths(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of eight neighbours in each row of [ROWS, COLUMNS]: a thread loads all eight, so it adds alone."""
+    return tl.sum(tl.reshape(values, (ROWS, COLUMNS // 8, 8)), axis=2)
+
+
+@triton.jit
 def _products(
     x,
     norm_weight,
@@ -92,9 +98,9 @@ def _products(
     factor = tl.full((ROWS,), 1.0, tl.float32)
     if NORM == _FIRST:
         factor = _inverse_rms(x, row, is_row, eps, K, ROWS, BLOCK_K)
-    squares = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK_K // 8), dtype=tl.float32)
     if IS_VECTOR:
-        total = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+        total = tl.zeros((BLOCK_N, BLOCK_K // 8), dtype=tl.float32)
     else:
         total = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -106,12 +112,12 @@ def _products(
             gain = tl.load(norm_weight + start + offset, mask=is_column, other=0.0).to(tl.float32)
             wide = values.to(tl.float32)
             if NORM == _LAST:
-                squares += wide * wide
+                squares += _eighths(wide * wide, ROWS, BLOCK_K)
                 values = wide * gain[None, :]
             else:
                 values = wide * factor[:, None] * gain[None, :]
         if IS_VECTOR:
-            total += w.to(tl.float32) * values.to(tl.float32)
+            total += _eighths(w.to(tl.float32) * values.to(tl.float32), BLOCK_N, BLOCK_K)
         else:
             values = values.to(w.dtype)
             if _WIDENS:

@@ -58,4 +58,6 @@ def by_rule(num_outputs: int, num_inputs: int, bucket: int) -> Tiling:
         return Tiling(128, 128, 8, 3, prefetch)  # every program reads all of x: fewer programs, less of that
     # 64 weight rows are one tile of Hopper's matrix unit; fewer only where programs would be too few.
     block_n = next((n for n in (64, 32) if num_outputs // n >= _PROGRAMS), 16)
-    return Tiling(block_n, 128 if bucket >= 32 else 256, 4, 4 if block_n < 64 else 3, prefetch)
+    if block_n == 64:
+        return Tiling(64, 256 if bucket == 8 else 128, 4, 3, prefetch)
+    return Tiling(block_n, 256 if bucket <= 16 else 128, 4, 4, prefetch)
