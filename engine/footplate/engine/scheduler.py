@@ -253,7 +253,8 @@ class Scheduler:
                 return False
             sequence.block_table.extend(blocks)
         samples = start + num_tokens == sequence.num_known and sequence.max_output > 0
-        new_blocks = tuple(sequence.block_table[sequence.num_sent_blocks :])
+        table = sequence.block_table
+        new_blocks = tuple(table[sequence.num_sent_blocks :]) if len(table) > sequence.num_sent_blocks else ()
         row = ScheduledRow(sequence.row, sequence.id, start, num_tokens, samples, new_blocks)
         step.rows.append((sequence, row))
         step.budget -= num_tokens
@@ -268,7 +269,7 @@ class Scheduler:
         sequence.num_sent_blocks = len(sequence.block_table)
         self._waiting.counters.charge(sequence, scheduled.num_tokens)
         self._register_blocks(sequence)
-        if sequence.num_computed >= sequence.num_prompt:
+        if self._followers and sequence.num_computed >= sequence.num_prompt:
             self._release_followers(sequence)
 
     def _register_blocks(self, sequence: Sequence) -> None:
@@ -278,6 +279,8 @@ class Scheduler:
         written before any attention of that layer, and steps run in order.
         """
         size = self.pool.block_size
+        if sequence.num_computed < (len(sequence.entries) + 1) * size:
+            return  # as at most decode steps
         full = min(sequence.num_computed, len(sequence.token_ids)) // size
         while len(sequence.entries) < full and not sequence.chain_broken:
             i = len(sequence.entries)

@@ -15,7 +15,7 @@ import torch
 
 from footplate.engine.kernels.ops import AttentionBatch
 from footplate.engine.plan import NewRow, ScheduledRow, SchedulerOutput
-from footplate.engine.sampling.edits import RowContext
+from footplate.engine.sampling.edits import RowContext, needs_edits
 from footplate.engine.types import SamplingParams
 
 
@@ -45,6 +45,8 @@ class PersistentBatch:
         self._num_blocks = np.zeros(num_rows, dtype=np.int64)
         self._params: list[SamplingParams] = [SamplingParams()] * num_rows
         self._num_prompt = [0] * num_rows
+        # Whether a row's draws may need the host's view: edits of logits, log-probabilities.
+        self._is_special = np.zeros(num_rows, dtype=bool)
 
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what the step changes."""
@@ -64,6 +66,10 @@ class PersistentBatch:
         self._num_blocks[row] = num_blocks
         self._params[row] = new.params
         self._num_prompt[row] = new.num_prompt
+        params = new.params
+        self._is_special[row] = (
+            params.logprobs is not None or params.prompt_logprobs is not None or needs_edits(params, 0)
+        )
 
     def plan(self, rows: Sequence[ScheduledRow]) -> StepPlan:
         """Where the tokens of a step stand, in the order of `rows`; the changes of the step were applied."""
@@ -110,11 +116,20 @@ class PersistentBatch:
         )
         return self._put(self.tokens[plan.token_rows, plan.positions]), batch
 
+    def has_special(self, rows: np.ndarray) -> bool:
+        """Whether any of these table rows asks for edits of logits or for log-probabilities."""
+        return bool(self._is_special[rows].any())
+
     def params(self, row: int) -> SamplingParams:
         return self._params[row]
 
     def num_prompt(self, row: int) -> int:
         return self._num_prompt[row]
+
+    def table(self, row: int) -> np.ndarray:
+        """The row's block table, [max_blocks] int32; as many are valid as `num_blocks` says."""
+        table: np.ndarray = self._blocks[row]
+        return table
 
     def num_blocks(self, row: int) -> int:
         return int(self._num_blocks[row])

@@ -85,16 +85,18 @@ class DeviceRunner:
         """Queue one step: block copies, new rows, forward pass, draws."""
         self._model.copy_blocks(output.copies)
         self._batch.apply(output)
-        self._state.enter(output.new_rows)
+        self._state.enter(output.new_rows, self._batch, self._staging)
         rows, made = output.rows, StepResult(output.step, {})
         logits: torch.Tensor | None
+        is_special = self._batch.has_special(np.fromiter((r.row for r in rows), np.int64, len(rows)))
         if all(r.num_tokens == 1 and r.samples for r in rows) and self._graphs.holds(len(rows)):
             drawn = list(rows)
             logits, ids = self._decode(drawn)
         else:
-            drawn, logits, ids = self._mixed(output, made)
-        if drawn:
-            assert logits is not None
+            # Decodes first: they have a kernel of their own.
+            ordered = sorted(rows, key=lambda r: r.num_tokens > 1)
+            drawn, logits, ids = self._mixed(ordered, made if is_special else None)
+        if is_special and logits is not None:
             self._draw_again(drawn, logits, ids, made)
         host, event = self._staging.fetch(ids)
         pending = PendingStep(self, output, drawn, host, event, made)
@@ -129,17 +131,18 @@ class DeviceRunner:
         return logits[:count], ids[:count]
 
     def _mixed(
-        self, output: SchedulerOutput, made: StepResult
+        self, rows: Sequence[ScheduledRow], made: StepResult | None
     ) -> tuple[list[ScheduledRow], torch.Tensor | None, torch.Tensor]:
-        """A step with prompt chunks: (rows that draw, their logits [R, V], drawn ids [R])."""
-        rows = sorted(
-            output.rows, key=lambda r: r.num_tokens > 1
-        )  # decodes first: they have a kernel of their own
+        """A step with prompt chunks: (rows that draw, their logits [R, V], drawn ids [R]).
+
+        Log-probabilities of prompts go into `made`, which is left out when no row wants any.
+        """
         self._add_blocks(rows)
         token_rows, batch, last = self._inputs(rows)
         token_ids = self._state.tokens[token_rows, batch.positions.long()]
         hidden = self._model.hidden(token_ids, batch)
-        self._read_prompts(rows, hidden, made)
+        if made is not None:
+            self._read_prompts(rows, hidden, made)
         drawn = [r for r in rows if r.samples]
         if not drawn:
             return [], None, token_ids[:0]
@@ -156,7 +159,7 @@ class DeviceRunner:
                 of_row.append(r.row)
                 places.append(i)
                 blocks.append(block)
-        self._state.add_blocks(of_row, places, blocks)
+        self._state.add_blocks(of_row, places, blocks, self._staging)
 
     def _inputs(self, rows: Sequence[ScheduledRow]) -> tuple[torch.Tensor, AttentionBatch, list[int]]:
         """(table row of each token [T], where the tokens stand, last token of each row that draws)."""

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from footplate.engine.plan import NewRow
+from footplate.engine.runner.batch import PersistentBatch
+from footplate.engine.runner.staging import Staging
 from footplate.engine.sampling.sampler import MIN_TEMPERATURE
-from footplate.engine.types import SamplingParams
 
 
 class DeviceState:
@@ -32,40 +33,49 @@ class DeviceState:
         self.top_k = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self.seeds = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
-    def enter(self, rows: Sequence[NewRow]) -> None:
-        """Write everything about rows that enter."""
+    def enter(self, rows: Sequence[NewRow], batch: PersistentBatch, staging: Staging) -> None:
+        """Write everything about rows that enter, which `batch` has taken in; one copy for all."""
         if not rows:
             return
-        for new in rows:
-            self.tokens[new.row, : len(new.token_ids)].copy_(self._put(new.token_ids), non_blocking=True)
-            self.blocks[new.row, : len(new.block_table)].copy_(self._put(new.block_table), non_blocking=True)
-        index = self._put([new.row for new in rows]).long()
-        self.lengths[index] = self._put([len(new.token_ids) for new in rows])
-        params = [new.params for new in rows]
-        floats = self._put([_floats(p) for p in params], np.float32)
-        self.temperature[index], self.top_p[index], self.min_p[index] = floats.unbind(1)
-        self.top_k[index] = self._put([max(p.top_k, 0) for p in params])
-        self.seeds[index] = self._put([_signed(p.seed or 0) for p in params], np.int64)
+        facts = np.empty((len(rows), _FACTS), dtype=np.int32)
+        parts = []
+        for i, new in enumerate(rows):
+            facts[i] = _facts(new)
+            parts += [
+                batch.tokens[new.row, : len(new.token_ids)],
+                batch.table(new.row)[: len(new.block_table)],
+            ]
+        moved, *arrays = staging.put_all(facts, *parts)
+        for new, tokens, table in zip(rows, arrays[::2], arrays[1::2], strict=True):
+            self.tokens[new.row, : tokens.numel()].copy_(tokens)
+            self.blocks[new.row, : table.numel()].copy_(table)
+        row, length, temperature, top_p, min_p, top_k, *seed = moved.unbind(1)
+        index = row.long()
+        self.lengths[index] = length
+        for target, bits in ((self.temperature, temperature), (self.top_p, top_p), (self.min_p, min_p)):
+            target[index] = bits.contiguous().view(torch.float32)
+        self.top_k[index] = top_k
+        self.seeds[index] = torch.stack(seed, dim=1).view(torch.int64).squeeze(1)
 
-    def add_blocks(self, rows: Sequence[int], places: Sequence[int], blocks: Sequence[int]) -> None:
+    def add_blocks(
+        self, rows: Sequence[int], places: Sequence[int], blocks: Sequence[int], staging: Staging
+    ) -> None:
         """blocks[rows[i], places[i]] = blocks[i]."""
         if rows:
-            index = self._put([rows, places, blocks])
-            self.blocks[index[0].long(), index[1].long()] = index[2]
-
-    def _put(self, values: object, dtype: type = np.int32) -> torch.Tensor:
-        tensor = torch.from_numpy(np.asarray(values, dtype=dtype))
-        if self.device.type != "cuda":
-            return tensor
-        # Pinned, so that the copy doesn't wait; the allocator keeps the memory until the copy has run.
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+            row, place, block = staging.put(np.array([rows, places, blocks], dtype=np.int32))
+            self.blocks[row.long(), place.long()] = block
 
 
-def _floats(params: SamplingParams) -> tuple[float, float, float]:
-    cold = params.temperature < MIN_TEMPERATURE
-    return (0.0 if cold else params.temperature, params.top_p, params.min_p)
+_FACTS = 8  # 32-bit words that say all about a row but its tokens and blocks
 
 
-def _signed(seed: int) -> int:
-    """The seed's 64 bits as a signed number."""
-    return (seed + 2**63) % 2**64 - 2**63
+def _facts(new: NewRow) -> np.ndarray:
+    """Row, length, temperature, top_p, min_p (bits of float32), top_k, seed (low word, high word)."""
+    params = new.params
+    temperature = 0.0 if params.temperature < MIN_TEMPERATURE else params.temperature
+    facts = np.empty(_FACTS, dtype=np.int32)
+    facts[:2] = new.row, len(new.token_ids)
+    facts[2:5].view(np.float32)[:] = temperature, params.top_p, params.min_p
+    facts[5] = max(params.top_k, 0)
+    facts[6:8].view(np.uint64)[:] = (params.seed or 0) % 2**64
+    return facts
