@@ -160,13 +160,15 @@ def _linear_kernel(
     rows = tl.minimum(n, N - 1)
     if USE_PDL:
         _begin(weight, begin, begin + PREFETCH // 2, N, K, PREFETCH)
-    total = _products(x, norm_weight, weight, rows, num_rows, eps, K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM)
     row = tl.arange(0, ROWS).to(tl.int64)
     at = output + row[:, None] * N + n[None, :]
     inside = (row < num_rows)[:, None] & (n < N)[None, :]
+    if ADDS:  # fetched before the loop, so that it is there when the loop ends
+        before = tl.load(at, mask=inside, other=0.0)
+    total = _products(x, norm_weight, weight, rows, num_rows, eps, K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM)
     result = tl.trans(total)
     if ADDS:
-        result += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        result += before.to(tl.float32)
     tl.store(at, result.to(output.dtype.element_ty), mask=inside)
 
 
@@ -256,28 +258,27 @@ def _qkv_kernel(
     if USE_PDL:
         at_pair = head * D + begin
         _begin(weight, at_pair, at_pair + HALF, (HEADS + 2 * KV_HEADS) * D, K, PREFETCH)
-    total = _products(x, norm_weight, weight, rows, num_rows, eps, K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM)
-    first, second = _split_pairs(total, PAIRS, ROWS)
     row = tl.arange(0, ROWS).to(tl.int64)
     pair = begin + tl.arange(0, PAIRS)
     is_row, is_pair = row < num_rows, pair < HALF
     inside = is_row[:, None] & is_pair[None, :]
+    # Fetched before the loop, so that they are there when the loop ends. Values turn by no angle.
+    slot = tl.load(slots + row, mask=is_row, other=-1).to(tl.int64)
+    turn = cos_sin + tl.load(positions + row, mask=is_row, other=0).to(tl.int64)[:, None] * D + pair[None, :]
+    cosine = tl.load(turn, mask=inside & (head < HEADS + KV_HEADS), other=1.0)
+    sine = tl.load(turn + HALF, mask=inside & (head < HEADS + KV_HEADS), other=0.0)
+    total = _products(x, norm_weight, weight, rows, num_rows, eps, K, ROWS, BLOCK_N, BLOCK_K, STAGES, NORM)
+    first, second = _split_pairs(total, PAIRS, ROWS)
     if HAS_QK_NORM:
         if head < HEADS + KV_HEADS:
             gains = q_weight if head < HEADS else k_weight
             first, second = _norm_heads(first, second, gains, pair, is_pair, qk_eps, D)
-    if head < HEADS + KV_HEADS:
-        position = tl.load(positions + row, mask=is_row, other=0).to(tl.int64)
-        turn = cos_sin + position[:, None] * D + pair[None, :]
-        cosine = tl.load(turn, mask=inside, other=0.0)
-        sine = tl.load(turn + HALF, mask=inside, other=0.0)
-        first, second = first * cosine - second * sine, second * cosine + first * sine
+    first, second = first * cosine - second * sine, second * cosine + first * sine
     if head < HEADS:
         at = q_output + (row * HEADS + head)[:, None] * D + pair[None, :]
         tl.store(at, first.to(q_output.dtype.element_ty), mask=inside)
         tl.store(at + HALF, second.to(q_output.dtype.element_ty), mask=inside)
     else:
-        slot = tl.load(slots + row, mask=is_row, other=-1).to(tl.int64)
         is_value = head >= HEADS + KV_HEADS
         kv_head = head - HEADS - tl.where(is_value, KV_HEADS, 0)
         offset = slot // BLOCK_SIZE * block_stride + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * D
