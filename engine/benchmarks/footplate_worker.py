@@ -22,7 +22,7 @@ STARTED = time.perf_counter()
 
 def main() -> None:
     from footplate.engine.config import EngineConfig
-    from footplate.engine.loader import load_engine
+    from footplate.engine import loader
     from footplate.engine.types import EngineRequest, SamplingParams
 
     imported = time.perf_counter() - STARTED
@@ -34,7 +34,9 @@ def main() -> None:
         "policy": "fcfs",
     }
     options |= json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
-    core = load_engine(f"dummy:{sys.argv[1]}/config.json", EngineConfig(**options)).core
+    if not options.pop("pdl", True):
+        loader.MIN_PDL_CAPABILITY = (99, 0)
+    core = loader.load_engine(f"dummy:{sys.argv[1]}/config.json", EngineConfig(**options)).core
     numbers = iter(range(1 << 60))
     runner: Any = core.runner
 

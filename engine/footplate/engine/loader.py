@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 CPU_KV_SHARE = 0.25  # of available memory, at most CPU_KV_MAX: other models and the system live beside it
 CPU_KV_MAX = 2 * GIB
+MIN_PDL_CAPABILITY = (9, 0)  # programmatic dependent launch came with Hopper
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 # Prompt work of one step on CPU, in tokens: about half a second on two cores, and matrix products gain
 # nothing from more rows.
@@ -165,12 +166,12 @@ def _resolve_types(
         kv_name = "bfloat16" if packed else name
     if kv_name == "float16" and device.type == "cpu" and name == "float32":
         raise LoadError("kv_dtype float16 has no CPU kernel; use bfloat16 or float32")
-    if config.deterministic and not packed:
+    if config.deterministic and not packed and device.type == "cpu":
         raise LoadError(
-            "deterministic is set; in this version only packed weights on CPU (a GGUF file, dtype auto) have "
+            "deterministic is set; on CPU only packed weights (a GGUF file, dtype auto) have "
             "results that do not depend on the batch"
         )
-    place = Placement(DTYPES[name], device, packed)
+    place = Placement(DTYPES[name], device, packed, config.deterministic)
     return place, DTYPES[kv_name], "packed" if packed else name
 
 
@@ -183,9 +184,11 @@ def _device(config: EngineConfig) -> torch.device:
 def _choose_ops(place: Placement) -> Ops:
     """Triton kernels on CUDA, native ones on CPU in float32; the torch references for 16-bit types on CPU."""
     if place.device.type == "cuda":
+        from footplate.engine.kernels.attention.launch import AttentionOptions
         from footplate.engine.kernels.triton_ops import TritonOps
 
-        return TritonOps()
+        can_overlap = torch.cuda.get_device_capability(place.device) >= MIN_PDL_CAPABILITY
+        return TritonOps(AttentionOptions(use_pdl=can_overlap, deterministic=place.deterministic))
     if place.device.type == "cpu" and place.dtype is torch.float32:
         from footplate.engine.kernels.cpu_ops import CpuOps
 

@@ -540,7 +540,8 @@ class Scheduler:
     def stats(self) -> EngineStats:
         counts = self._counts
         return EngineStats(
-            running=len(self._running),
+            # One that has ended still computes until its last step is read.
+            running=len(self._running) + len(self._retiring),
             waiting=self.num_waiting,
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_used=self.pool.num_held,

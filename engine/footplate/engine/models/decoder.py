@@ -25,11 +25,20 @@ from footplate.engine.weights.weight_source import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and in what type a model computes. `packed` keeps quantised weights as integer codes."""
+    """Where and in what type a model computes. `packed` keeps quantised weights as integer codes.
+
+    With `deterministic` a row's bits do not depend on its batch; dense weights on CUDA pay for it with time.
+    """
 
     dtype: torch.dtype
     device: torch.device
     packed: bool
+    deterministic: bool = False
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether products need the slower kernels whose rows are independent."""
+        return self.deterministic and self.device.type == "cuda"
 
 
 # Residual stream [T, hidden], which may be changed in place, to the last layer's output [T, hidden].
@@ -76,12 +85,12 @@ class Decoder:
         self.config = config
         self._ops = ops
         self.dtype = place.dtype
-        self._device = place.device
+        self._place = place
         builder = _Builder(config, weights, ops, place, max_len)
         self._embed: Embedding = weights.embedding(place.dtype, place.device, place.packed)
         self.layers = [builder.layer(index) for index in range(config.num_layers)]
         self._final_norm = builder.norm("final_norm")
-        self._head: Linear = weights.linear(["head"], place.dtype, place.device, place.packed)
+        self._head: Linear = builder.linear("", "head")
         weights.finish()
 
     def bind(self, caches: list[KvPair]) -> LayerStack:
@@ -93,11 +102,11 @@ class Decoder:
         def one_by_one(residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
             return self._run_layers(residual, batch, caches)
 
-        if self._device.type == "cuda":
+        if self._place.device.type == "cuda":
             from footplate.engine.kernels.triton_ops import TritonOps
             from footplate.engine.models.fused_decoder import fuse
 
-            if isinstance(self._ops, TritonOps):
+            if isinstance(self._ops, TritonOps) and not self._place.is_invariant:
                 return fuse(self._ops, self.layers, caches, one_by_one) or one_by_one
         return one_by_one
 
@@ -178,7 +187,12 @@ class _Builder:
 
     def linear(self, prefix: str, *names: str) -> Linear:
         place = self._place
-        return self._weights.linear([prefix + n for n in names], place.dtype, place.device, place.packed)
+        made = self._weights.linear([prefix + n for n in names], place.dtype, place.device, place.packed)
+        if place.is_invariant and isinstance(made, DenseLinear):
+            from footplate.engine.kernels.linear.invariant import InvariantLinear
+
+            return InvariantLinear(made.weight)
+        return made
 
     def layer(self, index: int) -> DecoderLayer:
         config, prefix = self._config, f"layers.{index}."
