@@ -5,7 +5,13 @@ One quantity and one budget: each step hands out part of every sequence's uncomp
 Chunked prefill, prefix hits, forks for n > 1 and resumption after preemption are all this same case.
 
 Steps may overlap by one: `schedule` may be called while the step before is still in flight. Rows and blocks
-then return to their pools only after the last step that touches them was read by `update`.
+then return to their pools only after the last step that touches them was read by `update`. Preemption takes
+blocks that a step in flight may still write to, so it never happens beside one: `schedule` raises DrainFirst,
+the caller reads that step, and plans again.
+
+A request for n choices computes its prompt once. Choice 0 is the leader and enters the queue; the followers
+are kept back until the leader's prompt is computed (or the leader is preempted or ends), then queue up like
+any sequence and fork: they share the leader's full blocks, copy its last one, and recompute one token.
 """
 
 from __future__ import annotations
