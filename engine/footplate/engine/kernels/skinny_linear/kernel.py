@@ -8,6 +8,7 @@ Weights depend on no earlier kernel. Under programmatic dependent launch a progr
 first ones while the kernel before it still runs, and touches activations only after the wait.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,21 +57,21 @@ def _begin(weight, first, second, N: tl.constexpr, K: tl.constexpr, PREFETCH: tl
 
 
 @triton.jit
+def _eighths(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of eight neighbours in each row of [ROWS, COLUMNS]: a thread loads all eight, so it adds alone."""
+    return tl.sum(tl.reshape(values, (ROWS, COLUMNS // 8, 8)), axis=2)
+
+
+@triton.jit
 def _inverse_rms(x, row, is_row, eps, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     """1 / rms of each row of x [M, K]. [ROWS]."""
-    squares = tl.zeros((ROWS, BLOCK_K), dtype=tl.float32)
+    squares = tl.zeros((ROWS, BLOCK_K // 8), dtype=tl.float32)
     for start in tl.range(0, K, BLOCK_K):
         column = start + tl.arange(0, BLOCK_K)
         inside = is_row[:, None] & (column < K)[None, :]
         values = tl.load(x + row[:, None] * K + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        squares += values * values
+        squares += _eighths(values * values, ROWS, BLOCK_K)
     return tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
-
-
-@triton.jit
-def _eighths(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of eight neighbours in each row of [ROWS, COLUMNS]: a thread loads all eight, so it adds alone."""
-    return tl.sum(tl.reshape(values, (ROWS, COLUMNS // 8, 8)), axis=2)
 
 
 @triton.jit
@@ -307,7 +308,10 @@ def _options(
     _check(x, weight)
     num_outputs, num_inputs = weight.shape
     rows = row_bucket(x.shape[0])
-    tiling = tiling or choose(op, num_outputs, num_inputs, rows)
+    if tiling is None:
+        tiling = choose(op, num_outputs, num_inputs, rows)
+        if weight.element_size() > 2:  # as many bytes in shared memory as with 16 bits
+            tiling = replace(tiling, block_k=tiling.block_k // 2)
     # Each warp asks for an equal piece of whole 16-byte words.
     row_bytes = num_inputs * weight.element_size()
     can_prefetch = row_bytes % (16 * tiling.num_warps) == 0 and tiling.prefetch <= num_outputs
@@ -447,7 +451,9 @@ def norm_qkv_rope_cache(
     options = _options("norm_qkv_rope_cache", x, layer.weight, tiling, use_pdl)
     half = spec.head_dim // 2
     if layer.qk_norm is not None:  # the norm sums over a head, so one program must hold all of it
+        tile = options["BLOCK_N"] * options["BLOCK_K"]
         options["BLOCK_N"] = 2 * triton.next_power_of_2(half)
+        options["BLOCK_K"] = max(64, min(tile // options["BLOCK_N"], options["BLOCK_K"]))
     q_weight, k_weight, qk_eps = layer.qk_norm or (None, None, 0.0)
     q = torch.empty((x.shape[0], spec.num_heads, spec.head_dim), dtype=x.dtype, device=x.device)
     num_heads = spec.num_heads + 2 * spec.num_kv_heads
