@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from footplate.engine.kernels import cases
+from footplate.engine.kernels.attention import launch
 from footplate.engine.kernels.attention.reference import attention
+from footplate.engine.kernels.attention.tiles import Splits, Tile, attention_tiles
+from footplate.engine.kernels.ops import PrefixGroups
 from footplate.engine.kernels.registry import PAIRS, KernelPair, triton_ops
 
 pytestmark = [
@@ -85,18 +88,86 @@ LARGE_SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", LARGE_SHAPES)
-def test_long_contexts_agree(name: str, dtype: torch.dtype) -> None:
-    shape = replace(LARGE_SHAPES[name], kv_dtype=dtype)
+PREFILL_TILES = {
+    "128x128": Tile(128, 128, 8, 2),
+    "128x64": Tile(128, 64, 8, 3),
+    "64x64": Tile(64, 64, 4, 2),
+    "overlapped-128x128": Tile(128, 128, 8, 2, True),
+    "overlapped-128x64": Tile(128, 64, 8, 2, True),
+    "overlapped-64x64": Tile(64, 64, 4, 2, True),
+}
+
+
+@pytest.mark.parametrize("tile", PREFILL_TILES)
+@pytest.mark.parametrize("name", [n for n in LARGE_SHAPES if n.startswith("mixed")])
+def test_every_prefill_tile_agrees(name: str, tile: str) -> None:
+    shape = replace(LARGE_SHAPES[name], kv_dtype=torch.bfloat16)
+    if shape.head_dim not in (64, 128):
+        pytest.skip("tiles of this size are for head sizes 64 and 128")
+    arguments = attention_arguments(shape)
+    chosen = replace(attention_tiles(shape.head_dim, torch.bfloat16, (9, 0)), prefill=PREFILL_TILES[tile])
+    found = launch.attention(*arguments, launch.AttentionOptions(tiles=chosen))
+    torch.testing.assert_close(found, attention(*arguments), atol=4e-3, rtol=2**-6)
+
+
+def attention_arguments(shape: cases.AttentionShape) -> tuple[Any, ...]:
+    """Random queries, spec, batch and cache in the shape's cache type, on the GPU."""
     batch = cases.attention_batch(shape)
     kv = cases.filled_cache(shape, batch)
     generator = torch.Generator().manual_seed(11)
-    q = torch.randn(len(batch.positions), shape.heads[0], shape.head_dim, generator=generator).to(dtype)
-    arguments = on_gpu((q, cases.attention_spec(shape), batch, kv))
-    torch.testing.assert_close(
-        triton_ops().attention(*arguments), attention(*arguments), atol=4e-3, rtol=2**-6
+    q = torch.randn(len(batch.positions), shape.heads[0], shape.head_dim, generator=generator)
+    made: tuple[Any, ...] = on_gpu((q.to(shape.kv_dtype), cases.attention_spec(shape), batch, kv))
+    return made
+
+
+@pytest.mark.parametrize("splits", [None, Splits(1, 64), Splits(4, 64), Splits(64, 64)])
+def test_any_number_of_splits_agrees(splits: Splits | None) -> None:
+    arguments = attention_arguments(replace(LARGE_SHAPES["decode"], kv_dtype=torch.bfloat16))
+    found = launch.attention(*arguments, launch.AttentionOptions(splits=splits))
+    torch.testing.assert_close(found, attention(*arguments), atol=4e-3, rtol=2**-6)
+
+
+def test_a_deterministic_decode_row_is_the_same_bits_in_every_batch() -> None:
+    shape = replace(LARGE_SHAPES["decode"], kv_dtype=torch.bfloat16)
+    q, spec, batch, kv = attention_arguments(shape)
+    options = launch.AttentionOptions(deterministic=True)
+    together = launch.attention(q, spec, batch, kv, options)
+    for row in range(0, len(q), 9):
+        own = replace(
+            batch,
+            query_starts=batch.query_starts[:2],
+            context_lens=batch.context_lens[row : row + 1],
+            block_tables=batch.block_tables[row : row + 1],
+            num_decodes=1,
+        )
+        assert torch.equal(launch.attention(q[row : row + 1], spec, own, kv, options)[0], together[row])
+
+
+@pytest.mark.parametrize("rows", [40, 200])
+def test_a_shared_prefix_read_once_agrees(rows: int) -> None:
+    shape = cases.AttentionShape(
+        tuple((1, 700 + index) for index in range(rows)), (32, 8), 128, kv_dtype=torch.bfloat16
     )
+    q, spec, batch, kv = attention_arguments(shape)
+    batch.block_tables[3:, :40] = batch.block_tables[3, :40].clone()
+    lens = torch.full((rows,), 640, dtype=torch.int32).cuda()
+    lens[:3] = 0
+    batch.prefix_groups = PrefixGroups(
+        rows=torch.arange(3, rows, dtype=torch.int32).cuda(),
+        starts=torch.tensor([0, rows - 3], dtype=torch.int32).cuda(),
+        lens=torch.tensor([640], dtype=torch.int32).cuda(),
+        row_lens=lens,
+    )
+    found = launch.attention(q, spec, batch, kv)
+    torch.testing.assert_close(found, attention(q, spec, batch, kv), atol=4e-3, rtol=2**-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LARGE_SHAPES)
+def test_long_contexts_agree(name: str, dtype: torch.dtype) -> None:
+    arguments = attention_arguments(replace(LARGE_SHAPES[name], kv_dtype=dtype))
+    found = triton_ops().attention(*arguments)
+    torch.testing.assert_close(found, attention(*arguments), atol=4e-3, rtol=2**-6)
 
 
 def wide(op: str, dtype: torch.dtype) -> tuple[Any, ...]:

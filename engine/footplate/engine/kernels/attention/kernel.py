@@ -12,6 +12,8 @@ import triton.language as tl
 # Starts the running maximum: finite, so that a tile without visible keys makes no NaN from inf - inf.
 _LOWEST = tl.constexpr(-1.0e30)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+# Blocks lie on multiples of 16 bytes; counted in those, an offset fits 32 bits and costs one instruction.
+_VECTOR = tl.constexpr(8)
 
 
 @triton.jit
@@ -23,9 +25,8 @@ def _soft_capped(scores, CAP: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(base, at_row, column, is_row, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _load_rows(at, column, is_row, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr):
     """Rows of HEAD_DIM elements, padded with zeros to the tile's columns; masked rows are all zeros."""
-    at = base + at_row[:, None] + column[None, :]
     PADDED: tl.constexpr = HEAD_DIM != column.shape[0]
     if MASKED and PADDED:
         return tl.load(at, mask=is_row[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
@@ -38,10 +39,10 @@ def _load_rows(base, at_row, column, is_row, MASKED: tl.constexpr, HEAD_DIM: tl.
 
 
 @triton.jit
-def _store_rows(base, at_row, column, rows, is_row, HEAD_DIM: tl.constexpr):
+def _store_rows(at, column, rows, is_row, HEAD_DIM: tl.constexpr):
     """What _load_rows reads, in the target's type."""
     inside = is_row[:, None] & (column < HEAD_DIM)[None, :]
-    tl.store(base + at_row[:, None] + column[None, :], rows.to(base.dtype.element_ty), mask=inside)
+    tl.store(at, rows.to(at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -99,20 +100,23 @@ def _attend(
     column = tl.arange(0, q.shape[1])
     key = tl.arange(0, KEYS)
     # Tiles start where blocks do, so a key's place in its block is the same in all of them.
-    within = (key % BLOCK_SIZE) * HEAD_DIM
+    within = (key % BLOCK_SIZE)[:, None] * HEAD_DIM + column[None, :]
+    k_base = keys + within
+    v_base = values + within
+    block_vectors = block_stride // _VECTOR
     blocks = table + key // BLOCK_SIZE
     block = tl.load(blocks + begin // BLOCK_SIZE, mask=key < limit - begin, other=0)
     for start in tl.range(begin, end, KEYS):
         at = start + key
         is_key = at < limit
-        slot = block.to(tl.int64) * block_stride + within
+        row = (block * block_vectors).to(tl.int64)[:, None] * _VECTOR
         # The table is read a tile ahead, so that no load of keys waits for it.
         if MASK:
             ahead = start + KEYS
             block = tl.load(blocks + ahead // BLOCK_SIZE, mask=key < limit - ahead, other=0)
         else:
             block = tl.load(blocks + tl.minimum(start + KEYS, end - KEYS) // BLOCK_SIZE)
-        k = _load_rows(keys, slot, column, is_key, MASK > 0, HEAD_DIM)
+        k = _load_rows(k_base + row, column, is_key, MASK > 0, HEAD_DIM)
         scores = _product(q, tl.trans(k), None, WIDE)
         factor = scale * _LOG2_E
         if SOFT_CAP > 0:
@@ -124,7 +128,7 @@ def _attend(
         fade = tl.exp2(peak - higher)
         total = total * fade + tl.sum(weights, axis=1)
         accumulated = accumulated * fade[:, None]
-        v = _load_rows(values, slot, column, is_key, MASK > 0, HEAD_DIM)
+        v = _load_rows(v_base + row, column, is_key, MASK > 0, HEAD_DIM)
         accumulated = _product(weights.to(q.dtype), v, accumulated, WIDE)
         peak = higher
     return accumulated, total, peak
@@ -206,10 +210,8 @@ def prefill_kernel(
     sequence = _find_owner(query_starts, tile, first_sequence, num_sequences, QUERIES)
     token_begin = tl.load(query_starts + sequence)
     num_queries = tl.load(query_starts + sequence + 1) - token_begin
-    tiles_before = (
-        (token_begin - tl.load(query_starts + first_sequence)) // QUERIES + sequence - first_sequence
-    )
-    first_query = (tile - tiles_before) * QUERIES
+    origin = tl.load(query_starts + first_sequence)
+    first_query = (tile - (token_begin - origin) // QUERIES - sequence + first_sequence) * QUERIES
     if first_query >= num_queries:
         return
     row = tl.arange(0, ROWS)
@@ -217,7 +219,8 @@ def prefill_kernel(
     is_row = (row < QUERIES * GROUP) & (query < num_queries)
     at_head = (token_begin + query).to(tl.int64) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
     column = tl.arange(0, COLUMNS)
-    own_q = _load_rows(q, at_head * HEAD_DIM, column, is_row, True, HEAD_DIM)
+    at_row = at_head[:, None] * HEAD_DIM + column[None, :]
+    own_q = _load_rows(q + at_row, column, is_row, True, HEAD_DIM)
     before = tl.load(context_lens + sequence) - num_queries
     last = before + tl.minimum(first_query + QUERIES, num_queries) - 1
     begin, plain, diagonal = _visible_ranges(before + first_query, last, WINDOW, KEYS)
@@ -238,8 +241,8 @@ def prefill_kernel(
         accumulated, total, peak, own_q, before + query, keys, values, table, diagonal, last + 1, last + 1,
         block_stride, scale, 2, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
     )  # fmt: skip
-    result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
-    _store_rows(output, at_head * HEAD_DIM, column, result, is_row, HEAD_DIM)
+    accumulated = accumulated / tl.where(total > 0, total, 1.0)[:, None]
+    _store_rows(output + at_row, column, accumulated, is_row, HEAD_DIM)
 
 
 @triton.jit
@@ -307,11 +310,11 @@ def decode_kernel(
     if split >= tl.maximum(used, 1):
         return
     row = tl.arange(0, ROWS)
-    head = kv_head * GROUP + row
     is_row = row < GROUP
     column = tl.arange(0, COLUMNS)
-    at_head = token * (NUM_KV_HEADS * GROUP) + head
-    own_q = _load_rows(q, at_head * HEAD_DIM, column, is_row, True, HEAD_DIM)
+    at_head = token * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row
+    at_row = at_head[:, None] * HEAD_DIM + column[None, :]
+    own_q = _load_rows(q + at_row, column, is_row, True, HEAD_DIM)
     accumulated, total, peak = _empty_softmax(ROWS, COLUMNS)
     start = begin + split * chunk
     end = tl.minimum(start + chunk, context)
@@ -326,10 +329,12 @@ def decode_kernel(
     )  # fmt: skip
     result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
     if (used <= 1) & (prefix == 0):
-        _store_rows(output, at_head * HEAD_DIM, column, result, is_row, HEAD_DIM)
+        _store_rows(output + at_row, column, result, is_row, HEAD_DIM)
     elif split < used:
         at_slot = at_head * SLOTS + split
-        _store_rows(partials, at_slot * HEAD_DIM, column, result, is_row, HEAD_DIM)
+        _store_rows(
+            partials + at_slot[:, None] * HEAD_DIM + column[None, :], column, result, is_row, HEAD_DIM
+        )
         tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
 
 
@@ -385,7 +390,8 @@ def prefix_kernel(
     token = tl.load(group_rows + member_begin + member, mask=is_row, other=0).to(tl.int64)
     at_head = token * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
     column = tl.arange(0, COLUMNS)
-    own_q = _load_rows(q, at_head * HEAD_DIM, column, is_row, True, HEAD_DIM)
+    at_row = at_head[:, None] * HEAD_DIM + column[None, :]
+    own_q = _load_rows(q + at_row, column, is_row, True, HEAD_DIM)
     accumulated, total, peak = _empty_softmax(ROWS, COLUMNS)
     end = tl.minimum(start + chunk, prefix)
     at_kv_head = kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
@@ -397,7 +403,7 @@ def prefix_kernel(
     )  # fmt: skip
     result = accumulated / total[:, None]
     at_slot = at_head * SLOTS + FIRST_SLOT + split
-    _store_rows(partials, at_slot * HEAD_DIM, column, result, is_row, HEAD_DIM)
+    _store_rows(partials + at_slot[:, None] * HEAD_DIM + column[None, :], column, result, is_row, HEAD_DIM)
     tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
 
 
@@ -441,7 +447,8 @@ def merge_kernel(
     log_sum = tl.load(log_sums + at_head * SLOTS + slot, mask=is_part, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, axis=0))
     column = tl.arange(0, COLUMNS)
-    parts = _load_rows(partials, (at_head * SLOTS + slot) * HEAD_DIM, column, is_part, True, HEAD_DIM)
+    at_part = (at_head * SLOTS + slot)[:, None] * HEAD_DIM + column[None, :]
+    parts = _load_rows(partials + at_part, column, is_part, True, HEAD_DIM)
     result = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights, axis=0)
     at = output + at_head * HEAD_DIM + column
     tl.store(at, result.to(output.dtype.element_ty), mask=column < HEAD_DIM)

@@ -19,6 +19,9 @@ from footplate.engine.kernels.attention.tiles import (
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, PrefixGroups
 
 BLOCK_SIZES = (8, 16, 32)  # each divides every tile and chunk
+HOPPER_HEAD_DIMS = (64, 128)
+# The kernels count offsets into a cache in 16 bytes of a 16-bit type, as 32-bit integers.
+MAX_CACHE_ELEMENTS = 8 * 2**31
 KvPair = tuple[torch.Tensor, torch.Tensor]
 # The interpreter multiplies bfloat16 as if its bits were integers, so there every product is made in float32.
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
@@ -125,6 +128,8 @@ def attention(
         raise ValueError("attention needs caches of one layout with contiguous blocks")
     if kv[0].shape[2] not in BLOCK_SIZES:
         raise ValueError(f"attention reads blocks of {BLOCK_SIZES} tokens, not of {kv[0].shape[2]}")
+    if kv[0].numel() > MAX_CACHE_ELEMENTS or spec.head_dim % 8:
+        raise ValueError(f"attention reads caches of up to {MAX_CACHE_ELEMENTS} elements in rows of whole 8s")
     launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv)
     launch.options = options or launch.options
     if batch.num_decodes:
@@ -164,15 +169,29 @@ class _Launch:
             options["launch_pdl"] = True
         return options | {"USE_PDL": self.options.use_pdl}
 
+    def _suits_hopper(self) -> bool:
+        capability, same_type = _device_shape(self.q.device)[0], self.q.dtype == self.kv[0].dtype
+        is_shaped = self.spec.head_dim in HOPPER_HEAD_DIMS and self.q.dtype.itemsize == 2
+        return capability is not None and capability[0] == 9 and same_type and is_shaped
+
     def prefill(self) -> None:
         """Sequences after the decode rows."""
         batch, spec = self.batch, self.spec
         tile = _tiles(self.q, spec, self.options).prefill
         num_sequences = len(batch.context_lens) - batch.num_decodes
         queries = tile.rows // (spec.num_heads // spec.num_kv_heads)
+        shape = self._shape()
+        if tile.is_overlapped and self._suits_hopper():
+            from footplate.engine.kernels.attention.hopper.kernel import prefill_kernel as launched
+
+            compiled: dict[str, object] = {"num_warps": tile.num_warps}
+            del shape["COLUMNS"], shape["WIDE"]
+        else:
+            launched = kernel.prefill_kernel
+            compiled = self._compiled(tile.num_warps, tile.num_stages)
         # Each sequence may end within a tile; programs past the last tile leave at once.
         num_tiles = (self.q.shape[0] - batch.num_decodes) // queries + num_sequences
-        kernel.prefill_kernel[(spec.num_kv_heads, num_tiles)](
+        launched[(spec.num_kv_heads, num_tiles)](
             self.q,
             self.output,
             *self.kv,
@@ -187,8 +206,8 @@ class _Launch:
             WINDOW=spec.window,
             ROWS=tile.rows,
             KEYS=tile.keys,
-            **self._shape(),
-            **self._compiled(tile.num_warps, tile.num_stages),
+            **shape,
+            **compiled,
         )
 
     def decode(self, workspace: torch.Tensor | None) -> None:

@@ -16,12 +16,16 @@ DETERMINISTIC_CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A program's share and how it is compiled. `rows` are queries times heads of one KV head."""
+    """A program's share and how it is compiled. `rows` are queries times heads of one KV head.
+
+    An overlapped tile asks for the prompt kernel of `hopper`, on such a GPU and for its types and sizes.
+    """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+    is_overlapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Prompt attention written for Hopper's asynchronous tensor cores."""
