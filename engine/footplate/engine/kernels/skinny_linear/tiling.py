@@ -53,7 +53,10 @@ def by_rule(num_outputs: int, num_inputs: int, bucket: int) -> Tiling:
     """A tiling with enough programs and bytes in flight for any shape of a 16-bit type."""
     prefetch = max(2, min(8, _PREFETCH_BYTES // (2 * num_inputs) // 2 * 2))
     if bucket == 1:
-        return Tiling(8 if num_outputs < 8192 else 16, 512, 4, 3, prefetch)
+        # 1,024 columns are 16 bytes for each thread: a thread then adds what it has loaded, without exchange.
+        block_k = min(1024, 1 << (num_inputs - 1).bit_length())
+        block_n, num_stages = (8, 3) if num_outputs < 16384 else (16, 2)
+        return Tiling(block_n, max(block_k, 64), 4, num_stages, prefetch)
     if bucket == 64 and num_outputs >= 256 * _PROGRAMS:
         return Tiling(128, 128, 8, 3, prefetch)  # every program reads all of x: fewer programs, less of that
     # 64 weight rows are one tile of Hopper's matrix unit; fewer only where programs would be too few.
