@@ -8,7 +8,7 @@ ELEMENTS_PER_PROGRAM = 4096  # short rows share a program
 ELEMENTS_PER_WARP = 512  # 16 a lane: two 16-byte loads of a 16-bit type
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x,
     residual,
