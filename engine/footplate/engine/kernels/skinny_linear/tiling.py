@@ -40,6 +40,8 @@ def row_bucket(num_rows: int) -> int:
 MEASURED: dict[tuple[str, int, int, int], Tiling] = {}
 
 _PROGRAMS = 128  # about one for each of the 132 multiprocessors of an H100 or H200
+_BYTES_IN_FLIGHT = 48 << 10  # of a multiprocessor
+_SHARED_BYTES = 190 << 10  # of a multiprocessor, with some left over
 _PREFETCH_BYTES = 16384  # of a program: with all programs that fit on the card at once, some 16 MB of L2
 
 
@@ -63,4 +65,8 @@ def by_rule(num_outputs: int, num_inputs: int, bucket: int) -> Tiling:
     block_n = next((n for n in (64, 32) if num_outputs // n >= _PROGRAMS), 16)
     if block_n == 64:
         return Tiling(64, 256 if bucket == 8 else 128, 4, 3, prefetch)
-    return Tiling(block_n, 256 if bucket <= 16 else 128, 4, 4, prefetch)
+    block_k = 256 if bucket <= 16 else 128
+    room = _SHARED_BYTES if num_outputs // block_n <= _PROGRAMS else _SHARED_BYTES // 2
+    stage_bytes, weight_bytes = 2 * (block_n + bucket) * block_k, 2 * block_n * block_k
+    num_stages = min(_BYTES_IN_FLIGHT // weight_bytes + 1, room // stage_bytes, 8)
+    return Tiling(block_n, block_k, 4, num_stages, prefetch)
