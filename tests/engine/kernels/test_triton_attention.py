@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from footplate.engine.kernels import cases
-from footplate.engine.kernels.attention.launch import AttentionOptions, attention, decode_plan
+from footplate.engine.kernels.attention.launch import AttentionOptions, Workspace, attention, decode_plan
 from footplate.engine.kernels.attention.reference import attention as reference
 from footplate.engine.kernels.attention.tiles import (
     DETERMINISTIC_CHUNK,
@@ -84,17 +84,21 @@ def test_rows_that_only_fill_a_batch_are_zero() -> None:
         assert found[0].isfinite().all() and not found[1].any()
 
 
-def test_a_workspace_of_the_planned_size_is_enough() -> None:
+def test_a_workspace_serves_calls_of_every_size_and_keeps_what_it_handed_out() -> None:
     shape = cases.AttentionShape(tuple((1, n) for n in CONTEXTS), (4, 2), 32)
     batch, spec = cases.attention_batch(shape), cases.attention_spec(shape)
     kv = cases.filled_cache(shape, batch)
     q, options = torch.randn(len(CONTEXTS), 4, 32), AttentionOptions(splits=Splits(4, 64))
     size = decode_plan(q, spec, batch, options).workspace_size(spec)
     assert size == len(CONTEXTS) * 4 * 4 * 33
-    workspace = torch.full((size + 8,), float("nan"))
-    found = attention(q, spec, batch, kv, options, workspace)
-    torch.testing.assert_close(found, reference(q, spec, batch, kv), atol=5e-6, rtol=1e-4)
-    assert workspace[size:].isnan().all()
+    workspace = Workspace()
+    small = workspace.reserve(8, q.device)
+    for _ in range(2):
+        found = attention(q, spec, batch, kv, options, workspace)
+        torch.testing.assert_close(found, reference(q, spec, batch, kv), atol=5e-6, rtol=1e-4)
+    memory = workspace.reserve(size, q.device)
+    assert memory.numel() == size and workspace.reserve(1, q.device) is memory
+    assert small.numel() == 8 and memory.data_ptr() != small.data_ptr()
 
 
 def test_splits_fill_the_device_and_follow_rows_only() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from footplate.engine.kernels.attention.launch import AttentionOptions, attention, decode_plan
+from footplate.engine.kernels.attention.launch import AttentionOptions, Workspace, attention
 from footplate.engine.kernels.block_copy.kernel import block_copy, cache_addresses
 from footplate.engine.kernels.embedding.kernel import embedding
 from footplate.engine.kernels.gated_activation.kernel import gated_activation
@@ -25,8 +25,7 @@ class TritonOps:
     def __init__(self, options: AttentionOptions | None = None) -> None:
         self._options = options or AttentionOptions()
         self._use_pdl = self._options.use_pdl
-        # The last one serves; earlier ones stay, because captured graphs write into them.
-        self._workspaces: list[torch.Tensor] = []
+        self._workspace = Workspace()
 
     @property
     def use_pdl(self) -> bool:
@@ -60,11 +59,7 @@ class TritonOps:
         kv: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Leading `batch.num_decodes` rows by splits of their keys, the others by tiles of queries."""
-        workspace = None
-        if batch.num_decodes:
-            size = decode_plan(q, spec, batch, self._options).workspace_size(spec)
-            workspace = self._workspace(size, q.device)
-        return attention(q, spec, batch, kv, self._options, workspace)
+        return attention(q, spec, batch, kv, self._options, self._workspace)
 
     def gated_activation(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor:
         return gated_activation(gate_up, kind, use_pdl=self._use_pdl)
@@ -85,9 +80,3 @@ class TritonOps:
     def cache_addresses(self, caches: Sequence[torch.Tensor]) -> torch.Tensor:
         """Where each cache begins, for `block_copy`."""
         return cache_addresses(caches)
-
-    def _workspace(self, size: int, device: torch.device) -> torch.Tensor:
-        if not self._workspaces or self._workspaces[-1].numel() < size:
-            largest = max(size, 2 * self._workspaces[-1].numel() if self._workspaces else 0)
-            self._workspaces.append(torch.empty(largest, dtype=torch.float32, device=device))
-        return self._workspaces[-1]

@@ -71,6 +71,24 @@ def _device_shape(device: torch.device) -> tuple[tuple[int, int] | None, int]:
     ).multi_processor_count
 
 
+class Workspace:
+    """Device memory for the parts of split rows; it grows, and what was handed out stays valid.
+
+    Not for two streams at once. Reserve the most before capturing CUDA graphs: memory that is first made
+    within a capture belongs to that graph.
+    """
+
+    def __init__(self) -> None:
+        # The last one serves; earlier ones are kept because captured graphs write into them.
+        self._buffers: list[torch.Tensor] = []
+
+    def reserve(self, size: int, device: torch.device) -> torch.Tensor:
+        """At least `size` float32 elements, with any contents."""
+        if not self._buffers or self._buffers[-1].numel() < size:
+            self._buffers.append(torch.empty(size, dtype=torch.float32, device=device))
+        return self._buffers[-1]
+
+
 def decode_plan(
     q: torch.Tensor, spec: AttentionSpec, batch: AttentionBatch, options: AttentionOptions
 ) -> DecodePlan:
@@ -88,15 +106,24 @@ def decode_plan(
 
 
 def _tiles(q: torch.Tensor, spec: AttentionSpec, options: AttentionOptions) -> AttentionTiles:
+    group = spec.num_heads // spec.num_kv_heads
+    return _widened(spec.head_dim, group, q.dtype, _device_shape(q.device)[0], options.tiles)
+
+
+@functools.cache
+def _widened(
+    head_dim: int,
+    group: int,
+    dtype: torch.dtype,
+    capability: tuple[int, int] | None,
+    given: AttentionTiles | None,
+) -> AttentionTiles:
     """The table's tiles, or the given ones, with room for all heads of a KV head."""
-    chosen = options.tiles or attention_tiles(spec.head_dim, q.dtype, _device_shape(q.device)[0])
-    heads = triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
-    return AttentionTiles(
-        *(
-            replace(tile, rows=max(tile.rows, heads))
-            for tile in (chosen.prefill, chosen.decode, chosen.prefix)
-        )
+    chosen, heads = given or attention_tiles(head_dim, dtype, capability), triton.next_power_of_2(group)
+    prefill, decode, prefix = (
+        replace(tile, rows=max(tile.rows, heads)) for tile in (chosen.prefill, chosen.decode, chosen.prefix)
     )
+    return AttentionTiles(prefill, decode, prefix)
 
 
 def _groups(spec: AttentionSpec, batch: AttentionBatch, deterministic: bool) -> PrefixGroups | None:
@@ -115,12 +142,12 @@ def attention(
     batch: AttentionBatch,
     kv: KvPair,
     options: AttentionOptions | None = None,
-    workspace: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
     """The contract of `Ops.attention`: [T, H, D] -> [T, H * D].
 
-    `workspace` is float32 of at least `decode_plan(...).workspace_size(spec)` elements, made anew if left
-    out; its contents don't outlast the call. A decode row with an empty context gives zeros.
+    Takes `decode_plan(...).workspace_size(spec)` elements from the workspace, or from one of its own.
+    A decode row with an empty context gives zeros.
     """
     if not q.is_contiguous() or batch.block_tables.stride(1) != 1:
         raise ValueError("attention needs contiguous queries and rows of block tables")
@@ -133,7 +160,7 @@ def attention(
     launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv)
     launch.options = options or launch.options
     if batch.num_decodes:
-        launch.decode(workspace)
+        launch.decode(workspace or Workspace())
     if q.shape[0] > batch.num_decodes:
         launch.prefill()
     return launch.output.flatten(1)
@@ -210,15 +237,13 @@ class _Launch:
             **compiled,
         )
 
-    def decode(self, workspace: torch.Tensor | None) -> None:
+    def decode(self, workspace: Workspace) -> None:
         """The leading rows with one query each."""
         plan = decode_plan(self.q, self.spec, self.batch, self.options)
         size = plan.workspace_size(self.spec)
-        if workspace is None:
-            workspace = torch.empty(size, dtype=torch.float32, device=self.q.device)
-        assert workspace.numel() >= size
         num_values = size // (self.spec.head_dim + 1) * self.spec.head_dim
-        parts = (workspace[:num_values], workspace[num_values:size])
+        memory = workspace.reserve(size, self.q.device)
+        parts = (memory[:num_values], memory[num_values:size])
         if plan.prefix_splits is not None:
             self._read_prefixes(plan, plan.prefix_splits, parts)
         self._read_rows(plan, parts)
