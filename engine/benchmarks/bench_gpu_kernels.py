@@ -141,6 +141,24 @@ def products(bench: Bench, models: tuple[Model, ...], row_counts: tuple[int, ...
                 bench.case(
                     "products", name, lambda m=model, o=op, r=num_rows: product_row(bench, m, o, r, None)
                 )
+            bench.case(
+                "steps",
+                f"{model.name} all products M={num_rows}",
+                lambda m=model, r=num_rows: step_row(bench, m, r),
+            )
+
+
+def step_row(bench: Bench, model: Model, num_rows: int) -> dict[str, Any]:
+    """Milliseconds that a step's products take by the rows found for them: all layers and the head."""
+    rows = {row["case"]: row for row in bench.found.get("products", [])}
+    total = {"ours ms": 0.0, "cuBLAS ms": 0.0}
+    for op in PRODUCTS:
+        row = rows[f"{model.name} {op} M={num_rows}"]
+        count = 1 if op.endswith("head") else model.layers
+        ours = min(row[kind]["p50"] for kind in ("plain", "pdl") if kind in row)
+        total["ours ms"] += ours * count / 1e3
+        total["cuBLAS ms"] += row["cuBLAS"]["p50"] * count / 1e3
+    return total
 
 
 # --- a whole step's layers ------------------------------------------------------------------------------
@@ -187,6 +205,8 @@ def attention_row(
             row[name] = asdict(time_calls(calls, bench.device, 8))
         except Exception as error:
             row[f"{name} failed"] = repr(error)[:200]
+    if "ours" not in row:
+        return row
     ours = Times(**row["ours"])
     if is_prefill:
         work = 2 * num_rows * model.heads * model.head_dim * context * context
@@ -316,7 +336,10 @@ def _sweep(
             for order, tilings in zip(orders, candidates, strict=True)
         ]
         for order, tilings, futures in zip(orders, candidates, ahead, strict=True):
-            wait(futures, timeout=max(1.0, bench.left()))
+            if bench.left() < 0:
+                found.append(None)
+                continue
+            wait(futures, timeout=bench.left())
             name = f"{order[0].name} {order[1]} M={order[2]}"
             found.append(bench.case(part, name, lambda o=order, t=tilings: sweep_case(bench, *o, t)))
     finally:
