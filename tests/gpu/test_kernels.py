@@ -44,6 +44,8 @@ def on_gpu(value: Any) -> Any:
     """The value with every tensor in it on the GPU."""
     if isinstance(value, torch.Tensor):
         return value.cuda()
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named one takes its items one by one
+        return value._make(on_gpu(item) for item in value)
     if isinstance(value, tuple | list):
         return type(value)(on_gpu(item) for item in value)
     if is_dataclass(value) and not isinstance(value, type):

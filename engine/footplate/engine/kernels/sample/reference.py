@@ -66,12 +66,17 @@ def sample(
 def _draw(logits: torch.Tensor, row: int, state: DrawState) -> int:
     """One id for logits [V] float32."""
     if state.temperature[row] < MIN_TEMPERATURE:
-        return int(logits.argmax())
+        return _first_best(logits)
     scores = logits / state.temperature[row]
     key = torch.tensor([draw_key(int(state.seeds[row]), int(state.lengths[row]))], dtype=torch.int32)
-    noise = gumbel(torch.arange(len(scores), dtype=torch.int32), key)[0]
+    noise = gumbel(torch.arange(len(scores), dtype=torch.int32), key)[0].to(scores.device)
     kept = _kept(scores, int(state.top_k[row]), float(state.top_p[row]), float(state.min_p[row]))
-    return int(torch.where(kept, scores + noise, NEVER).argmax())
+    return _first_best(torch.where(kept, scores + noise, NEVER))
+
+
+def _first_best(scores: torch.Tensor) -> int:
+    """The arg-max of scores [V]; of equal ones the first, which torch.argmax promises on no device."""
+    return int((scores == scores.max()).nonzero()[0])
 
 
 def _kept(scores: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
@@ -82,7 +87,9 @@ def _kept(scores: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch
     if top_p < 1:
         shares = torch.where(kept, scores, NEVER).double().softmax(dim=-1)
         levels, level_of = torch.unique(scores, return_inverse=True)  # ascending
-        mass = torch.zeros(len(levels), dtype=torch.float64).index_add(0, level_of, shares)
+        mass = torch.zeros(len(levels), dtype=torch.float64, device=scores.device).index_add(
+            0, level_of, shares
+        )
         above = mass.flip(0).cumsum(0).flip(0) - mass
         kept &= above[level_of] < top_p
     return kept
