@@ -80,11 +80,12 @@ def fuse(
     layers: list[DecoderLayer],
     caches: list[KvPair],
     general: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+    max_tokens: int = MAX_TOKENS,
 ) -> FusedDecoder | None:
     """The layers fused; None when they are of a kind that has no fused form."""
     fused = [_fused(layer) for layer in layers]
     kept = [layer for layer in fused if layer is not None]
-    return FusedDecoder(ops, kept, caches, general) if len(kept) == len(layers) else None
+    return FusedDecoder(ops, kept, caches, general, max_tokens) if len(kept) == len(layers) else None
 
 
 def _fused(layer: DecoderLayer) -> FusedLayer | None:

@@ -246,9 +246,9 @@ def prefill_kernel(
 
 
 @triton.jit
-def _chunk_len(count, MOST: tl.constexpr, CHUNK: tl.constexpr):
-    """Keys a split takes when `count` are shared by at most MOST splits: a multiple of CHUNK, never 0."""
-    return tl.maximum(tl.cdiv(tl.cdiv(count, MOST), CHUNK), 1) * CHUNK
+def _chunk_len(count, most, UNIT: tl.constexpr):
+    """Keys a split takes when `count` are shared by at most `most` splits: a multiple of UNIT, never 0."""
+    return tl.maximum(tl.cdiv(tl.cdiv(count, most), UNIT), 1) * UNIT
 
 
 @triton.jit
@@ -266,7 +266,8 @@ def _first_key(
     return begin, prefix
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+# How many splits there are follows the batch: compiled in, each count would compile anew while serving.
+@triton.jit(do_not_specialize=["table_stride", "num_splits", "num_slots"])
 def decode_kernel(
     q,
     output,
@@ -280,6 +281,8 @@ def decode_kernel(
     table_stride,
     block_stride,
     scale,
+    num_splits,
+    num_slots,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -288,8 +291,6 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SLOTS: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -304,7 +305,7 @@ def decode_kernel(
     split = tl.program_id(2)
     context = tl.load(context_lens + token)
     begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW, BLOCK_SIZE)
-    chunk = _chunk_len(context - begin, SPLITS, CHUNK)
+    chunk = _chunk_len(context - begin, num_splits, CHUNK)
     used = tl.cdiv(context - begin, chunk)
     # The first split of an empty row goes on, and writes zeros.
     if split >= tl.maximum(used, 1):
@@ -331,14 +332,14 @@ def decode_kernel(
     if (used <= 1) & (prefix == 0):
         _store_rows(output + at_row, column, result, is_row, HEAD_DIM)
     elif split < used:
-        at_slot = at_head * SLOTS + split
+        at_slot = at_head * num_slots + split
         _store_rows(
             partials + at_slot[:, None] * HEAD_DIM + column[None, :], column, result, is_row, HEAD_DIM
         )
         tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["num_groups", "table_stride"])
+@triton.jit(do_not_specialize=["num_groups", "table_stride", "num_splits", "num_slots", "first_slot"])
 def prefix_kernel(
     q,
     partials,
@@ -353,15 +354,15 @@ def prefix_kernel(
     table_stride,
     block_stride,
     scale,
+    num_splits,
+    num_slots,
+    first_slot,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    FIRST_SLOT: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -380,7 +381,7 @@ def prefix_kernel(
     num_members = tl.load(group_starts + group + 1) - member_begin
     first_member = (tile - member_begin // MEMBERS - group) * MEMBERS
     prefix = tl.load(group_lens + group)
-    chunk = _chunk_len(prefix, SPLITS, CHUNK)
+    chunk = _chunk_len(prefix, num_splits, CHUNK)
     start = split * chunk
     if (first_member >= num_members) | (start >= prefix):
         return
@@ -402,29 +403,29 @@ def prefix_kernel(
         start, end, end, block_stride, scale, 1, 0, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
     )  # fmt: skip
     result = accumulated / total[:, None]
-    at_slot = at_head * SLOTS + FIRST_SLOT + split
+    at_slot = at_head * num_slots + first_slot + split
     _store_rows(partials + at_slot[:, None] * HEAD_DIM + column[None, :], column, result, is_row, HEAD_DIM)
     tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "prefix_splits", "num_slots"])
 def merge_kernel(
     output,
     partials,
     log_sums,
     context_lens,
     prefix_lens,
+    num_splits,
+    prefix_splits,
+    num_slots,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
-    SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr,
     PREFIX_CHUNK: tl.constexpr,
-    SLOTS: tl.constexpr,
     PADDED_SLOTS: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
@@ -435,19 +436,19 @@ def merge_kernel(
     token = tl.program_id(0).to(tl.int64)
     context = tl.load(context_lens + token)
     begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW, BLOCK_SIZE)
-    used = tl.cdiv(context - begin, _chunk_len(context - begin, SPLITS, CHUNK))
+    used = tl.cdiv(context - begin, _chunk_len(context - begin, num_splits, CHUNK))
     if (used <= 1) & (prefix == 0):
         return
     at_head = token * NUM_HEADS + tl.program_id(1)
     slot = tl.arange(0, PADDED_SLOTS)
     is_part = slot < used
     if HAS_PREFIX:
-        prefix_used = tl.cdiv(prefix, _chunk_len(prefix, PREFIX_SPLITS, PREFIX_CHUNK))
-        is_part = is_part | ((slot >= SPLITS) & (slot < SPLITS + prefix_used))
-    log_sum = tl.load(log_sums + at_head * SLOTS + slot, mask=is_part, other=float("-inf"))
+        prefix_used = tl.cdiv(prefix, _chunk_len(prefix, prefix_splits, PREFIX_CHUNK))
+        is_part = is_part | ((slot >= num_splits) & (slot < num_splits + prefix_used))
+    log_sum = tl.load(log_sums + at_head * num_slots + slot, mask=is_part, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, axis=0))
     column = tl.arange(0, COLUMNS)
-    at_part = (at_head * SLOTS + slot)[:, None] * HEAD_DIM + column[None, :]
+    at_part = (at_head * num_slots + slot)[:, None] * HEAD_DIM + column[None, :]
     parts = _load_rows(partials + at_part, column, is_part, True, HEAD_DIM)
     result = tl.sum(parts * weights[:, None], axis=0) / tl.sum(weights, axis=0)
     at = output + at_head * HEAD_DIM + column

@@ -10,6 +10,7 @@ import triton
 
 from footplate.engine.kernels.attention import kernel
 from footplate.engine.kernels.attention.tiles import (
+    MAX_SPLITS,
     AttentionTiles,
     Splits,
     Tile,
@@ -26,6 +27,7 @@ KvPair = tuple[torch.Tensor, torch.Tensor]
 # The interpreter multiplies bfloat16 as if its bits were integers, so there every product is made in float32.
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED_SMS = 4
+FEW_SLOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class AttentionOptions:
     tiles: AttentionTiles | None = None
     splits: Splits | None = None
     prefix_splits: Splits | None = None
-    deterministic: bool = False  # a decode row's bits depend on its context alone, not on its batch
+    # A row's bits depend on its context alone: decode rows, too, go through the tiles of queries, which take
+    # keys in one order whatever else is in the batch. Slow for long contexts.
+    deterministic: bool = False
     use_pdl: bool = False  # start while the kernel before ends; Hopper and later
 
 
@@ -94,11 +98,8 @@ def decode_plan(
 ) -> DecodePlan:
     """The plan that `attention` follows for the batch's decode rows."""
     num_sms, tiles = _device_shape(q.device)[1], _tiles(q, spec, options)
-    deterministic = options.deterministic
-    splits = options.splits or decode_splits(
-        batch.num_decodes, spec.num_kv_heads, num_sms, deterministic=deterministic
-    )
-    groups, prefix_splits = _groups(spec, batch, deterministic), None
+    splits = options.splits or decode_splits(batch.num_decodes, spec.num_kv_heads, num_sms)
+    groups, prefix_splits = _groups(spec, batch), None
     if groups is not None:
         tiles_of_rows = _num_prefix_tiles(groups, tiles.prefix, spec)
         prefix_splits = options.prefix_splits or decode_splits(tiles_of_rows, spec.num_kv_heads, num_sms)
@@ -126,9 +127,9 @@ def _widened(
     return AttentionTiles(prefill, decode, prefix)
 
 
-def _groups(spec: AttentionSpec, batch: AttentionBatch, deterministic: bool) -> PrefixGroups | None:
+def _groups(spec: AttentionSpec, batch: AttentionBatch) -> PrefixGroups | None:
     """The batch's groups where they help: a window moves off a prefix, row by row."""
-    return None if spec.window or deterministic else batch.prefix_groups
+    return None if spec.window else batch.prefix_groups
 
 
 def _num_prefix_tiles(groups: PrefixGroups, tile: Tile, spec: AttentionSpec) -> int:
@@ -149,6 +150,9 @@ def attention(
     Takes `decode_plan(...).workspace_size(spec)` elements from the workspace, or from one of its own.
     A decode row with an empty context gives zeros.
     """
+    options = options or AttentionOptions()
+    if options.deterministic and batch.num_decodes:
+        batch = replace(batch, num_decodes=0, prefix_groups=None)
     if not q.is_contiguous() or batch.block_tables.stride(1) != 1:
         raise ValueError("attention needs contiguous queries and rows of block tables")
     if kv[0].stride() != kv[1].stride() or not kv[0][0].is_contiguous():
@@ -158,7 +162,7 @@ def attention(
     if kv[0].numel() > MAX_CACHE_ELEMENTS or spec.head_dim % 8:
         raise ValueError(f"attention reads caches of up to {MAX_CACHE_ELEMENTS} elements in rows of whole 8s")
     launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv)
-    launch.options = options or launch.options
+    launch.options = options
     if batch.num_decodes:
         launch.decode(workspace or Workspace())
     if q.shape[0] > batch.num_decodes:
@@ -266,9 +270,9 @@ class _Launch:
             batch.block_tables.stride(0),
             self.kv[0].stride(0),
             spec.scale,
-            SPLITS=splits.most,
-            SLOTS=plan.num_slots,
-            FIRST_SLOT=plan.splits.most,
+            splits.most,
+            plan.num_slots,
+            plan.splits.most,
             CHUNK=splits.chunk,
             ROWS=tile.rows,
             KEYS=tile.keys,
@@ -289,10 +293,10 @@ class _Launch:
             batch.block_tables.stride(0),
             self.kv[0].stride(0),
             spec.scale,
+            plan.splits.most,
+            plan.num_slots,
             WINDOW=spec.window,
             HAS_PREFIX=plan.prefix_splits is not None,
-            SPLITS=plan.splits.most,
-            SLOTS=plan.num_slots,
             CHUNK=plan.splits.chunk,
             ROWS=tile.rows,
             KEYS=tile.keys,
@@ -302,24 +306,25 @@ class _Launch:
 
     def _merge(self, plan: DecodePlan, parts: KvPair) -> None:
         spec = self.spec
-        prefix = plan.prefix_splits or Splits(0, 1)
+        prefix = plan.prefix_splits or Splits(1, 64)
         kernel.merge_kernel[(plan.num_rows, spec.num_heads)](
             self.output,
             *parts,
             self.batch.context_lens,
             self._prefix_lens(plan),
+            plan.splits.most,
+            prefix.most,
+            plan.num_slots,
             NUM_HEADS=spec.num_heads,
             HEAD_DIM=spec.head_dim,
             COLUMNS=triton.next_power_of_2(spec.head_dim),
             BLOCK_SIZE=self.kv[0].shape[2],
             WINDOW=spec.window,
             HAS_PREFIX=plan.prefix_splits is not None,
-            SPLITS=plan.splits.most,
             CHUNK=plan.splits.chunk,
-            PREFIX_SPLITS=prefix.most,
             PREFIX_CHUNK=prefix.chunk,
-            SLOTS=plan.num_slots,
-            PADDED_SLOTS=triton.next_power_of_2(plan.num_slots),
+            # Two sizes only: each is a kernel of its own.
+            PADDED_SLOTS=FEW_SLOTS if plan.num_slots <= FEW_SLOTS else 2 * MAX_SPLITS,
             **self._compiled(num_warps=4, num_stages=1),
         )
 

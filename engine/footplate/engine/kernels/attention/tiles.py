@@ -9,9 +9,6 @@ import torch
 MAX_SPLITS = 64
 # Programs a decode step should have for each multiprocessor: several waves, so that the last one is short.
 PROGRAMS_PER_SM = 6
-# In deterministic mode neither number may follow the batch.
-DETERMINISTIC_SPLITS = 16
-DETERMINISTIC_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +77,11 @@ class Splits:
     chunk: int
 
 
-def decode_splits(num_rows: int, num_kv_heads: int, num_sms: int, *, deterministic: bool = False) -> Splits:
-    """Enough splits to fill the device; a power of two, so that few kernels are compiled.
+def decode_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> Splits:
+    """Enough splits to fill the device; a power of two.
 
     The count depends on the number of rows only, never on their lengths: a CUDA graph's grid holds for all.
     """
-    if deterministic:
-        return Splits(DETERMINISTIC_SPLITS, DETERMINISTIC_CHUNK)
     wanted = num_sms * PROGRAMS_PER_SM // max(num_rows * num_kv_heads, 1)
     most = 1
     while most * 2 <= min(wanted, MAX_SPLITS):
