@@ -20,9 +20,21 @@ from engine.benchmarks.gpu_loads import Prompts, serve
 STARTED = time.perf_counter()
 
 
+def _count_compilations() -> list[str]:
+    """Names of kernels compiled from now on: serving should need none."""
+    names: list[str] = []
+    try:
+        import triton
+
+        triton.knobs.runtime.jit_post_compile_hook = lambda **facts: names.append(str(facts.get("key"))[:80])
+    except (ImportError, AttributeError):
+        pass  # no GPU backend, or another release
+    return names
+
+
 def main() -> None:
-    from footplate.engine.config import EngineConfig
     from footplate.engine import loader
+    from footplate.engine.config import EngineConfig
     from footplate.engine.types import EngineRequest, SamplingParams
 
     imported = time.perf_counter() - STARTED
@@ -34,8 +46,6 @@ def main() -> None:
         "policy": "fcfs",
     }
     options |= json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
-    if not options.pop("pdl", True):
-        loader.MIN_PDL_CAPABILITY = (99, 0)
     core = loader.load_engine(f"dummy:{sys.argv[1]}/config.json", EngineConfig(**options)).core
     numbers = iter(range(1 << 60))
     runner: Any = core.runner
@@ -55,8 +65,14 @@ def main() -> None:
         assert count == sum(lengths), (count, sum(lengths))
         steps = core.stats().steps - steps
         host = wall - (getattr(runner, "waited_s", 0.0) - waited)
-        return {"wall": wall, "steps": steps, "host_ms_a_step": 1000 * host / max(steps, 1)}
+        return {
+            "wall": wall,
+            "steps": steps,
+            "host_ms_a_step": 1000 * host / max(steps, 1),
+            "compiled": len(compiled),
+        }
 
+    compiled = _count_compilations()
     first = time.perf_counter()
     generate([[5, 6, 7]], [2])
     facts = {

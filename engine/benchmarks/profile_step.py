@@ -25,8 +25,9 @@ STEPS = 32
 def profile(core: Any, batch: int, length: int) -> dict[str, Any]:
     """Profile STEPS decode steps of `batch` rows with `length` tokens before them."""
     import torch
-    from footplate.engine.types import EngineRequest, SamplingParams
     from torch.profiler import ProfilerActivity
+
+    from footplate.engine.types import EngineRequest, SamplingParams
 
     params = SamplingParams(max_tokens=3 * STEPS, temperature=0.0, ignore_eos=True)
     for i, prompt in enumerate(fresh(batch, length, batch)):

@@ -17,6 +17,7 @@ from footplate.engine.runner.batch import PersistentBatch
 from footplate.engine.runner.decode_graphs import DecodeGraphs, graph_sizes
 from footplate.engine.runner.device_runner import DeviceRunner
 from footplate.engine.runner.device_state import DeviceState
+from footplate.engine.runner.prefix_groups import MIN_SHARED_TOKENS
 from footplate.engine.runner.step_kernels import TritonStep, torch_step
 from footplate.engine.sampling.sampler import Sampler
 from footplate.engine.types import SamplingParams
@@ -83,7 +84,8 @@ class DeviceFactory:
         start = time.perf_counter()
         runner, graphs = self.make(num_blocks, max_len)
         pool_len = min(max_len, num_blocks * self._config.block_size)
-        warm_up(runner, [n for n in WARM_UP_LENGTHS if n <= pool_len], self._config.block_size)
+        lengths = [n for n in WARM_UP_LENGTHS if n <= pool_len]
+        warm_up(runner, lengths, self._config.block_size, num_blocks if max_len > 512 else 0)
         graphs.capture()
         logger.info("kernels and graphs were ready after %.1f s", time.perf_counter() - start)
         return runner
@@ -117,15 +119,25 @@ class DeviceFactory:
         return max(0, free - reserved - needs.activations - needs.graphs)
 
 
-def warm_up(runner: DeviceRunner, lengths: list[int], block_size: int) -> None:
-    """Run prompts of these lengths, then decodes beside a prompt, all in blocks from 0 on.
+def warm_up(runner: DeviceRunner, lengths: list[int], block_size: int, num_blocks: int = 0) -> None:
+    """Run prompts of these lengths, then decodes with a shared prefix beside a prompt, in blocks from 0 on.
 
-    Must run before the runner's first real step: nothing it writes is kept.
+    Must run before the runner's first real step: nothing it writes is kept. The last part is left out when
+    `num_blocks` are too few for it.
     """
-    step = -1
-    for length in lengths:
+    for step, length in enumerate(lengths):
         table = tuple(range(-(-length // block_size)))
         new = NewRow(0, (0,) * length, length, SamplingParams(temperature=0.0), table)
         row = ScheduledRow(0, 0, 0, length, samples=True)
-        runner.run(SchedulerOutput(step, (row,), (new,)))
-        step -= 1
+        runner.run(SchedulerOutput(-1 - step, (row,), (new,)))
+    shared = MIN_SHARED_TOKENS + block_size
+    table = tuple(range(shared // block_size + 1))
+    for count in (1, 2, 6):
+        if len(table) + 1 > num_blocks or count + 1 > runner.max_rows:
+            return
+        greedy = SamplingParams(temperature=0.0)
+        news = [NewRow(r, (0,) * (shared + 1), shared + 1, greedy, table) for r in range(count)]
+        rows = [ScheduledRow(r, r, shared, 1, samples=True) for r in range(count)]
+        news.append(NewRow(count, (0,) * 5, 5, greedy, (len(table),)))
+        rows.append(ScheduledRow(count, count, 0, 5, samples=True))
+        runner.run(SchedulerOutput(-100 - count, tuple(rows), tuple(news)))

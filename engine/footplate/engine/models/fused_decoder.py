@@ -1,9 +1,8 @@
-"""Layers of a Llama-family model as few kernels, for steps of few tokens on a CUDA device.
+"""Layers of a Llama-family model for decode steps of one row on a CUDA device, as few kernels.
 
-Five launches a layer (six when keys are split): norm, product, rotation and KV write in one; attention;
-product added to the residual; norm, product and activation in one; product added to the residual. Each
-streams its weights once and, with programmatic dependent launch, begins to fetch them while the kernel before
-it ends.
+Such a step is bound by reading every weight once. Five launches a layer (six when keys are split): norm,
+product, rotation and KV write are one; attention; product added to the residual; norm, product and activation
+are one; product added to the residual. From two rows on the library's products are faster.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from footplate.engine.layers.attention import KvPair
 if TYPE_CHECKING:
     from footplate.engine.models.decoder import DecoderLayer
 
-# With more tokens a step is bound by arithmetic sooner than these kernels are fast at it.
-MAX_TOKENS = 64
+MAX_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,10 @@ class DeviceRunner:
         self.waited_s = 0.0  # for the device, in all; the rest of a step is the host's work
 
     @property
+    def max_rows(self) -> int:
+        return self._state.lengths.shape[0]
+
+    @property
     def caches(self) -> list[KvPair]:
         return self._model.caches
 

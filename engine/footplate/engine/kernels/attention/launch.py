@@ -27,7 +27,7 @@ KvPair = tuple[torch.Tensor, torch.Tensor]
 # The interpreter multiplies bfloat16 as if its bits were integers, so there every product is made in float32.
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED_SMS = 4
-FEW_SLOTS = 16
+FEW_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 MAX_SPLITS = 64
-# Programs a decode step should have for each multiprocessor: several waves, so that the last one is short.
-PROGRAMS_PER_SM = 6
+# Programs a decode step should have for each multiprocessor. More splits mean more starts without anything in
+# flight: on an H200, 32 rows of 640 tokens take 27.8 µs unsplit and 33.7 µs in two parts each.
+PROGRAMS_PER_SM = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class AttentionTiles:
 
 # By (bytes of an element, largest padded head size).
 _HOPPER = {
-    (2, 64): AttentionTiles(Tile(128, 128, 8, 3), Tile(16, 128, 4, 3), Tile(64, 64, 4, 3)),
-    (2, 128): AttentionTiles(Tile(128, 128, 8, 2), Tile(16, 64, 4, 3), Tile(64, 64, 4, 3)),
+    (2, 64): AttentionTiles(Tile(128, 64, 8, 2, True), Tile(16, 128, 4, 3), Tile(64, 64, 4, 3)),
+    (2, 128): AttentionTiles(Tile(128, 128, 8, 2, True), Tile(16, 64, 4, 3), Tile(64, 64, 4, 3)),
     (2, 256): AttentionTiles(Tile(128, 64, 8, 2), Tile(16, 32, 4, 3), Tile(64, 32, 4, 2)),
     # float32 is multiplied without tensor cores, for parity: speed is no aim.
     (4, 128): AttentionTiles(Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 32, 4, 1)),

@@ -37,7 +37,18 @@ def row_bucket(num_rows: int) -> int:
 
 
 # (op, N, K, row bucket) -> what a sweep on an H200 found. Ops are those of `kernel`.
-MEASURED: dict[tuple[str, int, int, int], Tiling] = {}
+MEASURED: dict[tuple[str, int, int, int], Tiling] = {
+    # Llama-3.1-8B
+    ("norm_qkv_rope_cache", 6144, 4096, 1): Tiling(16, 1024, 4, 1, 2),
+    ("linear_add", 4096, 4096, 1): Tiling(8, 1024, 4, 4, 2),
+    ("norm_gate_up", 28672, 4096, 1): Tiling(16, 1024, 4, 1, 2),
+    ("linear_add", 4096, 14336, 1): Tiling(16, 512, 2, 3, 0),
+    # Llama-3.2-1B
+    ("norm_qkv_rope_cache", 3072, 2048, 1): Tiling(8, 2048, 8, 2, 2),
+    ("linear_add", 2048, 2048, 1): Tiling(4, 2048, 8, 1, 2),
+    ("norm_gate_up", 16384, 2048, 1): Tiling(8, 2048, 8, 2, 0),
+    ("linear_add", 2048, 8192, 1): Tiling(4, 2048, 8, 1, 2),
+}
 
 _PROGRAMS = 128  # about one for each of the 132 multiprocessors of an H100 or H200
 _BYTES_IN_FLIGHT = 48 << 10  # of a multiprocessor
