@@ -1,7 +1,7 @@
 """Footplate and vLLM on one GPU, in one call, in turn: dummy weights, exact public shapes, fixed loads.
 
     python engine/benchmarks/compare_vllm.py --models DIR [--peer-python PATH] [--peer-env FILE]
-           [--names l8b,l1b] [--parts single,decode,prefill,mixed,prefix] [--out FILE] [--seconds 560]
+           [--names l8b,l1b] [--parts single,decode,prefill,mixed,prefix] [--out FILE] [--seconds 900]
 
 DIR holds one folder with a config.json a model. Both engines are resident, each with 0.45 of the memory, and
 answer the same prompts in the order A B A B; a row's ratio is that of the medians. --peer-env is a shell file
@@ -108,27 +108,30 @@ def _rate(load: dict[str, Any], out_tokens: int) -> Callable[[Engine, int], floa
     return lambda engine, seed: out_tokens / _wall(engine, load, seed)
 
 
-def rows(parts: list[str], batches: tuple[int, ...]) -> Iterator[Row]:
+def rows(parts: list[str], batches: tuple[int, ...], rounds_of_long: int) -> Iterator[Row]:
     if "single" in parts:
         yield Row("single", "ms a token", _step_ms({"kind": "single"}), 3)
     if "decode" in parts:
         for batch in batches:
             if batch > 1:
-                yield Row(f"decode {batch}", "ms a step", _step_ms({"kind": "decode", "batch": batch}))
+                rounds = 2 if batch < 128 else 1
+                yield Row(
+                    f"decode {batch}", "ms a step", _step_ms({"kind": "decode", "batch": batch}), rounds
+                )
     if "prefill" in parts:
         for length in (8192, 32768):
             load = {"kind": "prefill", "length": length}
-            yield Row(f"prefill {length}", "ms", lambda e, s, load=load: 1000 * _wall(e, load, s), 3)
+            yield Row(f"prefill {length}", "ms", lambda e, s, load=load: 1000 * _wall(e, load, s), 2)
     if "mixed" in parts:
         from engine.benchmarks.gpu_loads import mixed_lengths
 
         total = sum(o for _, o in mixed_lengths())
-        yield Row("mixed", "output tokens/s", _rate({"kind": "mixed"}, total), 2, False)
+        yield Row("mixed", "output tokens/s", _rate({"kind": "mixed"}, total), rounds_of_long, False)
     if "prefix" in parts:
         cold = {"kind": "prefix"}
-        yield Row("prefix cold", "output tokens/s", _rate(cold, 1024 * 64), 1, False)
+        yield Row("prefix cold", "output tokens/s", _rate(cold, 1024 * 64), rounds_of_long, False)
         warm = cold | {"shared_seed": 9_000}
-        yield Row("prefix warm", "output tokens/s", _rate(warm, 1024 * 64), 2, False)
+        yield Row("prefix warm", "output tokens/s", _rate(warm, 1024 * 64), rounds_of_long + 1, False)
 
 
 def compare(engines: list[Engine], table: Iterator[Row], deadline: float) -> Iterator[dict[str, Any]]:
@@ -147,7 +150,7 @@ def compare(engines: list[Engine], table: Iterator[Row], deadline: float) -> Ite
             for engine in engines:
                 try:
                     values[engine.name].append(row.measure(engine, seed))
-                except RuntimeError as error:
+                except (RuntimeError, OSError) as error:
                     print(f"{row.name}: {error}", flush=True)
         kept = {name: found for name, found in values.items() if found}
         if row.name == "prefix warm":  # the first turn made it warm
@@ -178,7 +181,11 @@ def main() -> None:
     parser.add_argument("--peer-env", type=Path)
     parser.add_argument("--options", default="{}")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--seconds", type=float, default=900)
+    parser.add_argument(
+        "--small-seconds", type=float, default=120, help="kept for the models after the first"
+    )
+    parser.add_argument("--rounds-of-long", type=int, default=2, help="of rows that take a minute")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     out = options.out or RESULTS / f"vllm_{datetime.date.today():%Y-%m-%d}.json"
@@ -187,17 +194,22 @@ def main() -> None:
     for name in options.names.split(","):
         folder = options.models / name
         print(f"== {name}", flush=True)
-        engines = [Engine("footplate", _ours(folder, options.options), out.parent / f"{name}_footplate.log")]
+        commands = {"footplate": _ours(folder, options.options)}
         if options.peer_python != "none":
-            engines.append(Engine("vllm", _peer(folder, options), out.parent / f"{name}_vllm.log"))
-        for engine in engines:
+            commands["vllm"] = _peer(folder, options)
+        engines = []
+        # One after the other: both look at how much memory is free.
+        for engine_name, command in commands.items():
+            engine = Engine(engine_name, command, out.parent / f"{name}_{engine_name}.log")
             engine.wait()
+            engines.append(engine)
             print(f"  {engine.facts}", flush=True)
         is_large = "8b" in name
         parts = (options.parts if is_large else options.small_parts).split(",")
-        table = rows(parts, LARGE_BATCHES if is_large else SMALL_BATCHES)
+        table = rows(parts, LARGE_BATCHES if is_large else SMALL_BATCHES, options.rounds_of_long)
         found = []
-        for row in compare(engines, table, deadline - 15):
+        kept = 0.0 if name == options.names.split(",")[-1] else options.small_seconds
+        for row in compare(engines, table, deadline - 10 - kept):
             found.append(row)
             result["models"][name] = {"start": [e.facts for e in engines], "rows": found}
             result["models"][name]["ratios"] = {r["workload"]: r.get("ratio") for r in found}

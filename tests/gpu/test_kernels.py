@@ -85,6 +85,7 @@ LARGE_SHAPES = {
     "mixed-80": cases.AttentionShape(_LONG, (4, 4), 80),
     "mixed-96": cases.AttentionShape(_LONG, (4, 2), 96),
     "mixed-256": cases.AttentionShape(_LONG, (4, 1), 256),
+    "mixed-short": cases.AttentionShape(((5, 5), (2, 2), (17, 17)), (8, 2), 128),
     "mixed-window": cases.AttentionShape(_LONG, (4, 1), 256, window=512),
     "mixed-soft-cap": cases.AttentionShape(_LONG, (8, 4), 128, window=1000, soft_cap=50.0),
 }

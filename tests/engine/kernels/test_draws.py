@@ -75,3 +75,16 @@ def test_a_row_draws_the_same_alone() -> None:
     rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(4)).int()
     together = sample(logits, rows, state).tolist()
     assert [int(sample(logits[i : i + 1], rows[i : i + 1], state)) for i in range(ROWS)] == together
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "top_k": 3}])
+def test_what_is_no_number_never_wins_and_no_id_leaves_the_vocabulary(params: dict[str, float]) -> None:
+    pytest.importorskip("triton")
+    from footplate.engine.kernels.sample.kernel import sample
+
+    settings = SamplingParams(**{"temperature": 0.0} | params, seed=3)  # type: ignore[arg-type]
+    logits = torch.full((2, 5000), float("nan"))
+    logits[1, 4321] = -7.0
+    for draw in (sample, reference):
+        ids = draw(logits.clone(), torch.arange(2, dtype=torch.int32), tables([settings] * 2, [4, 4]))
+        assert 0 <= int(ids[0]) < 5000 and int(ids[1]) == 4321

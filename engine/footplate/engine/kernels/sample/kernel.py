@@ -24,7 +24,15 @@ _SLACK = tl.constexpr(0.01)  # nats by which a bound stays below what rounding c
 
 _NEVER = tl.constexpr(float("-inf"))
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
+_HARDLY = tl.constexpr(-1.0e30)  # finite: a row of nothing else must not subtract infinities
 _NO_ID = tl.constexpr(2147483647)
+
+
+@triton.jit
+def _numbers(logits):
+    """Logits as float32, in which what is no number never wins."""
+    scores = logits.to(tl.float32)
+    return tl.where(scores == scores, scores, _HARDLY)
 
 
 @triton.jit
@@ -122,7 +130,7 @@ def _scan_kernel(
     temperature, _, _, _, truncates = _settings(row, is_real, temperatures, top_ks, top_ps, min_ps)
     token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = (token_ids < vocab_size) & is_real
-    scores = tl.load(logits + index * logits_stride + token_ids, mask=inside, other=_NEVER).to(tl.float32)
+    scores = _numbers(tl.load(logits + index * logits_stride + token_ids, mask=inside, other=_NEVER))
     is_drawn = temperature >= _MIN_TEMPERATURE
     if is_drawn:
         scores = tl.div_rn(scores, temperature)
@@ -186,9 +194,8 @@ def _gather_kernel(
             rest = tl.log(vocab_size.to(tl.float32)) - tl.log(tl.maximum(1.0 - top_p, 1e-30))
             bound = tl.where(top_p < 1.0, tl.maximum(bound, best - rest - _SLACK), bound)
         token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
-        scores = tl.load(
-            logits + index * logits_stride + token_ids, mask=token_ids < vocab_size, other=_NEVER
-        ).to(tl.float32)
+        at_logits = logits + index * logits_stride + token_ids
+        scores = _numbers(tl.load(at_logits, mask=token_ids < vocab_size, other=_NEVER))
         scores = tl.div_rn(scores, temperature)
         place = index * num_chunks + chunk
         tl.store(masses + place, tl.sum(tl.where(scores >= floor, tl.exp(scores - best), 0.0), axis=0))
@@ -226,7 +233,7 @@ def _tokens_at(
         scores = tl.load(listed_scores + chunk * LISTED + column, mask=inside, other=_NEVER)
     else:
         ids = chunk * CHUNK + column
-        scores = tl.load(logits + ids, mask=ids < vocab_size, other=_NEVER).to(tl.float32)
+        scores = _numbers(tl.load(logits + ids, mask=ids < vocab_size, other=_NEVER))
         scores = tl.div_rn(scores, temperature)
         scores = tl.where(scores >= bound, scores, _NEVER)
     return scores, ids
@@ -384,6 +391,8 @@ def _finish_kernel(
         scores = tl.load(best_scores + at, mask=inside, other=_NEVER)
         ids = tl.load(best_ids + at, mask=inside, other=_NO_ID)
         token = tl.min(tl.where(scores == tl.max(scores, axis=0), ids, _NO_ID), axis=0)
+    # Without any number it is id 0: one out of the vocabulary would be an address of the next step.
+    token = tl.where(token == _NO_ID, 0, token)
     token = tl.where(is_real, token, -1)
     tl.store(output + index, token)
     if APPENDS:

@@ -11,6 +11,7 @@ from footplate.engine.sampling.noise import draw_key, gumbel
 from footplate.engine.sampling.sampler import MIN_TEMPERATURE
 
 NEVER = float("-inf")
+HARDLY = -1e30  # finite: a row of nothing else must not subtract infinities
 
 
 class DrawState(Protocol):
@@ -64,7 +65,8 @@ def sample(
 
 
 def _draw(logits: torch.Tensor, row: int, state: DrawState) -> int:
-    """One id for logits [V] float32."""
+    """One id for logits [V] float32. What is no number never wins; without any number the first id does."""
+    logits = logits.nan_to_num(nan=HARDLY, posinf=math.inf, neginf=NEVER)
     if state.temperature[row] < MIN_TEMPERATURE:
         return _first_best(logits)
     scores = logits / state.temperature[row]

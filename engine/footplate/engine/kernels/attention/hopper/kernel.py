@@ -120,10 +120,12 @@ def _attend(
     _copy_tile(v_shared.index(0), values + within, vector)
     blocks = table + key // BLOCK_SIZE
     within = gl.expand_dims((key % BLOCK_SIZE) * HEAD_DIM, 1) + column
-    vector = gl.load(blocks + gl.maximum(top - 1, low) * (KEYS // BLOCK_SIZE)) * block_vectors
+    # With a single tile the ones ahead are the same again, and its table may end within it.
+    at = gl.minimum(gl.maximum(top - 1, low) * KEYS + key, last)
+    vector = gl.load(table + at // BLOCK_SIZE) * block_vectors
     _copy_tile(k_shared.index(1), keys + within, vector)
     async_copy.commit_group()
-    block = gl.load(blocks + gl.maximum(top - 2, low) * (KEYS // BLOCK_SIZE))
+    block = gl.load(table + gl.minimum(gl.maximum(top - 2, low) * KEYS + key, last) // BLOCK_SIZE)
 
     peak = gl.full([own_q.shape[0]], _LOWEST, gl.float32, layout=gl.SliceLayout(1, SCORES))
     total = gl.full([own_q.shape[0]], 0.0, gl.float32, layout=gl.SliceLayout(1, SCORES))
