@@ -7,6 +7,7 @@ import torch
 
 SLOTS = 8
 FIRST_BYTES = 1 << 16
+ALIGNED_WORDS = 4
 
 
 class Staging:
@@ -45,13 +46,19 @@ class Staging:
         return moved.view(values.shape)
 
     def put_all(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        """Several int32 arrays as device tensors, in one copy."""
-        flat = self.put(np.concatenate([a.reshape(-1) for a in arrays], dtype=np.int32, casting="same_kind"))
-        out, begin = [], 0
-        for array in arrays:
-            out.append(flat[begin : begin + array.size].view(array.shape))
-            begin += array.size
-        return out
+        """Several int32 arrays as device tensors, in one copy.
+
+        Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for pointers that don't.
+        """
+        begins = np.cumsum([0] + [-(-a.size // ALIGNED_WORDS) * ALIGNED_WORDS for a in arrays])
+        packed = np.zeros(begins[-1], dtype=np.int32)
+        for begin, array in zip(begins, arrays, strict=False):
+            packed[begin : begin + array.size] = array.reshape(-1)
+        flat = self.put(packed)
+        return [
+            flat[begin : begin + array.size].view(array.shape)
+            for begin, array in zip(begins.tolist(), arrays, strict=False)
+        ]
 
     def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Start copying int32 ids to the host: (host memory, what to wait for)."""
