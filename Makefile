@@ -58,7 +58,7 @@ test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu -o addopts="--import-mode=importlib --strict-markers -ra"
 
 constraints: $(STAMP) ## Rewrite constraints.txt from the present environment
-	{ head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(footplate|llm-|gemma)' | sed 's/^torch==.*/torch==2.13.0/'; } > constraints.new
+	{ head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(#|footplate|llm-|gemma)' | sed 's/^torch==.*/torch==2.13.0/'; } > constraints.new
 	mv constraints.new constraints.txt
 
 clean: ## Remove .venv and caches
