@@ -1,6 +1,8 @@
 """What can go wrong in tenancy.
 
     TenancyError
+    ├── AmountUnknown       a limit counts tokens and nobody has said how many
+    ├── LimiterUnavailable  the store of the limits can't be asked
     ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
     ├── NameTaken           a tenant of that name exists
     └── NotFound            no such tenant or key
@@ -13,6 +15,14 @@ from __future__ import annotations
 
 class TenancyError(Exception):
     """Root of the tree; never raised itself."""
+
+
+class AmountUnknown(TenancyError):
+    """A limit counts tokens, and the request came without an estimate of them."""
+
+
+class LimiterUnavailable(TenancyError):
+    """The store of the limits gave no answer in time, or a wrong one; it may have taken, or not."""
 
 
 class MasterKeyError(TenancyError):

@@ -1,0 +1,91 @@
+"""The life of a reservation, and what a limiter does, as a protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState
+from footplate.tenancy.limiter.limits import Limit
+
+
+class ReservationState(StrEnum):
+    """HELD comes first; of the three ends, the first one to happen stays."""
+
+    HELD = "held"
+    SETTLED = "settled"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    # Never made, or over for so long that it is forgotten.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether a call changed the reservation, and the state it found or left. Unchanged: nothing counted."""
+
+    is_changed: bool
+    state: ReservationState
+
+
+class Limiter(Protocol):
+    """Reserves before the work, settles once after it. All limits of a request are of one tenant."""
+
+    async def reserve(
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+    ) -> Decision:
+        """Take from every limit, or from none. The reservation is held until its lease ends.
+
+        Raises:
+            AmountUnknown: a limit counts tokens and `amounts` does not say how many.
+            LimiterUnavailable: the store can't be asked; whether it has taken is not known. To ask again with
+                the same id is safe.
+        """
+        ...
+
+    async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+        """End it with what was used, exactly; None when nobody knows, and all that was reserved stays used.
+
+        What was reserved and not used goes back to the bucket that it came from; what was used beyond is
+        charged now, over the limit if need be.
+
+        Raises:
+            LimiterUnavailable: as above; to settle again is safe.
+        """
+        ...
+
+    async def release(self, tenant_id: str, request_id: str) -> Outcome:
+        """End it as if it had never been: the work did not start. The request counts for nothing either.
+
+        Raises:
+            LimiterUnavailable: as above.
+        """
+        ...
+
+    async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
+        """Begin the lease anew, and note the tokens used so far, which stay used if the lease should end.
+
+        Raises:
+            LimiterUnavailable: as above.
+        """
+        ...
+
+    async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
+        """The state of limits; nothing is taken.
+
+        Raises:
+            LimiterUnavailable: as above.
+        """
+        ...
+
+    async def sweep(self, tenant_id: str) -> int:
+        """End the reservations of a tenant whose lease is over, a bounded number of them; how many it were.
+
+        Every other call does so for its tenant as well: this is for tenants that make none.
+
+        Raises:
+            LimiterUnavailable: as above.
+        """
+        ...
