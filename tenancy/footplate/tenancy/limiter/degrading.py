@@ -1,0 +1,186 @@
+"""The limiter that answers also while the shared store is away, as declared for each kind of limit."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from footplate.tenancy.errors import LimiterUnavailable
+from footplate.tenancy.limiter.breaker import Breaker
+from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
+from footplate.tenancy.limiter.limits import Limit, LimitKind
+from footplate.tenancy.limiter.local import LocalLimiter
+from footplate.tenancy.limiter.reservations import Limiter, Outcome, ReservationState
+
+_LOGGER = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+class DegradedMode(StrEnum):
+    """What a limit does while the store is away."""
+
+    LOCAL = "local"  # this process holds its share of the limit by itself
+    CLOSED = "closed"  # every request that meets the limit is refused
+    OPEN = "open"  # the limit does not hold
+
+
+@dataclass(frozen=True, slots=True)
+class DegradedConfig:
+    """`modes`: kinds left out are LOCAL. `local_share`: this process's part of a limit, above 0, at most 1.
+
+    `max_unsent`: how many ends of reservations are kept for the store's return; the oldest are dropped first,
+    and their reservations then expire.
+    """
+
+    modes: Mapping[LimitKind, DegradedMode] = field(default_factory=dict)
+    local_share: float = 1.0
+    max_unsent: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.local_share <= 1:
+            raise ValueError(f"local_share is {self.local_share}; it must be above 0 and at most 1")
+
+    def mode_of(self, limit: Limit) -> DegradedMode:
+        """What a limit does while the store is away."""
+        return self.modes.get(limit.kind, DegradedMode.LOCAL)
+
+
+class DegradingLimiter:
+    """A `Limiter` over a shared and a local one; it never raises LimiterUnavailable. One event loop owns it.
+
+    A reservation lives where it was made: those of the local limiter end there, whatever the store does.
+    """
+
+    def __init__(
+        self, shared: Limiter, local: LocalLimiter, breaker: Breaker, config: DegradedConfig | None = None
+    ) -> None:
+        self._shared = shared
+        self._local = local
+        self._breaker = breaker
+        self._config = config or DegradedConfig()
+        self._is_degraded = False
+        # Ends that the store may not have heard of, oldest first.
+        self._unsent: OrderedDict[tuple[str, str], Callable[[], Coroutine[Any, Any, Outcome]]] = OrderedDict()
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the last call found the store away."""
+        return self._is_degraded
+
+    @property
+    def num_unsent(self) -> int:
+        """How many ends of reservations wait for the store."""
+        return len(self._unsent)
+
+    async def reserve(
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+    ) -> Decision:
+        """As `Limiter.reserve`; while the store is away, as each limit's mode says."""
+        if not limits or self._local.knows(tenant_id, request_id):
+            return await self._local.reserve(tenant_id, request_id, limits, amounts)
+        decision = await self._ask(lambda: self._shared.reserve(tenant_id, request_id, limits, amounts))
+        if decision is None:
+            decision = await self._reserve_degraded(tenant_id, request_id, limits, amounts)
+        return decision
+
+    async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+        """As `Limiter.settle`; while the store is away, kept and sent later, and UNKNOWN until then."""
+        if self._local.knows(tenant_id, request_id):
+            return await self._local.settle(tenant_id, request_id, num_tokens)
+        return await self._end(
+            (tenant_id, request_id), lambda: self._shared.settle(tenant_id, request_id, num_tokens)
+        )
+
+    async def release(self, tenant_id: str, request_id: str) -> Outcome:
+        """As `Limiter.release`, and as `settle` while the store is away."""
+        if self._local.knows(tenant_id, request_id):
+            return await self._local.release(tenant_id, request_id)
+        return await self._end((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id))
+
+    async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
+        """As `Limiter.heartbeat`; while the store is away it is lost, and UNKNOWN."""
+        if self._local.knows(tenant_id, request_id):
+            return await self._local.heartbeat(tenant_id, request_id, num_tokens)
+        outcome = await self._ask(lambda: self._shared.heartbeat(tenant_id, request_id, num_tokens))
+        return outcome or Outcome(False, ReservationState.UNKNOWN)
+
+    async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
+        """As `Limiter.peek`; while the store is away, of this process alone."""
+        states = await self._ask(lambda: self._shared.peek(tenant_id, limits))
+        return await self._local.peek(tenant_id, limits) if states is None else states
+
+    async def sweep(self, tenant_id: str) -> int:
+        """As `Limiter.sweep`, in both limiters."""
+        num_local = await self._local.sweep(tenant_id)
+        return num_local + (await self._ask(lambda: self._shared.sweep(tenant_id)) or 0)
+
+    async def send_unsent(self) -> int:
+        """Tell the store the ends that it has not heard of; how many are left. Whoever beats also calls this.
+
+        An end that comes after its lease changes nothing: the reservation has expired.
+        """
+        while self._unsent:
+            name, end = next(iter(self._unsent.items()))
+            if await self._ask(end) is None:
+                break
+            self._unsent.pop(name, None)
+        return len(self._unsent)
+
+    async def _end(self, name: tuple[str, str], end: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+        if name in self._unsent:
+            # The first end stays, as it would have in the store.
+            return Outcome(False, ReservationState.UNKNOWN)
+        outcome = await self._ask(end)
+        if outcome is not None:
+            return outcome
+        self._unsent[name] = end
+        if len(self._unsent) > self._config.max_unsent:
+            self._unsent.popitem(last=False)
+        return Outcome(False, ReservationState.UNKNOWN)
+
+    async def _reserve_degraded(
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+    ) -> Decision:
+        modes = [(limit, self._config.mode_of(limit)) for limit in limits]
+        for limit, mode in modes:
+            if mode is DegradedMode.CLOSED and limit.is_enforced:
+                return Decision(request_id, refusal=Refusal(RefusalKind.UNAVAILABLE, limit, 1))
+        shares = [self._share_of(limit) for limit, mode in modes if mode is DegradedMode.LOCAL]
+        decision = await self._local.reserve(tenant_id, request_id, shares, amounts)
+        refusal = decision.refusal
+        if refusal is None or refusal.kind is not RefusalKind.TOO_LARGE or refusal.limit is None:
+            return decision
+        whole = next(
+            lim for lim in limits if (lim.scope, lim.kind) == (refusal.limit.scope, refusal.limit.kind)
+        )
+        if whole.max_amount and amounts.of(whole) <= whole.max_amount:
+            # Too large for this process's share, not for the limit: it passes when the store is back.
+            refusal = Refusal(RefusalKind.UNAVAILABLE, whole, 1)
+        return replace(decision, refusal=refusal)
+
+    def _share_of(self, limit: Limit) -> Limit:
+        share = int(limit.max_amount * self._config.local_share)
+        # A small limit still lets one through, and a limit of 0 nobody.
+        return replace(limit, max_amount=max(share, min(1, limit.max_amount)))
+
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer | None:
+        """The shared limiter's answer, or None while it is away."""
+        if not self._breaker.lets_through():
+            return None
+        try:
+            answer = await call()
+        except LimiterUnavailable as error:
+            self._breaker.fail()
+            if not self._is_degraded:
+                self._is_degraded = True
+                _LOGGER.warning("limits are degraded: %s", error)
+            return None
+        self._breaker.succeed()
+        if self._is_degraded:
+            self._is_degraded = False
+            _LOGGER.info("limits are shared again; %d ends of reservations to send", len(self._unsent))
+        return answer

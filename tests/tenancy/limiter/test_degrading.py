@@ -1,0 +1,189 @@
+"""While the shared store is away: answers in time, as declared, and the old state once it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, connect
+from footplate.tenancy.limiter.breaker import Breaker
+from footplate.tenancy.limiter.decisions import Amounts, RefusalKind
+from footplate.tenancy.limiter.degrading import DegradedConfig, DegradedMode, DegradingLimiter
+from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope
+from footplate.tenancy.limiter.local import LocalLimiter
+from footplate.tenancy.limiter.reservations import ReservationState
+from tests.tenancy.limiter.valkey_server import ValkeyServer, running_valkey
+
+TENANT = "acme"
+TOKENS = Limit(Scope(TENANT), LimitKind.TOKENS_PER_MINUTE, 100)
+REQUESTS = Limit(Scope(TENANT), LimitKind.REQUESTS_PER_MINUTE, 3)
+
+
+class World:
+    """A limiter over a server that can be paused, with a breaker whose clock moves only when told to."""
+
+    def __init__(self, server: ValkeyServer, config: DegradedConfig | None) -> None:
+        self.server = server
+        self.now_s = 0.0
+        self.client = connect(server.url)
+        self.breaker = Breaker(max_failures=2, retry_s=1.0, clock=lambda: self.now_s)
+        self.limiter = DegradingLimiter(ValkeyLimiter(self.client), LocalLimiter(), self.breaker, config)
+
+    async def reserve(self, name: str, num_tokens: int, *limits: Limit) -> RefusalKind | None:
+        """The refusal, or None when admitted; always within a second."""
+        started = time.monotonic()
+        decision = await self.limiter.reserve(TENANT, name, limits, Amounts(num_tokens))
+        assert time.monotonic() - started < 1
+        return decision.refusal and decision.refusal.kind
+
+    async def used(self, limit: Limit) -> int:
+        [state] = await self.limiter.peek(TENANT, [limit])
+        return state.used
+
+
+def play(story: Callable[[World], Awaitable[None]], config: DegradedConfig | None = None) -> None:
+    async def run(server: ValkeyServer) -> None:
+        world = World(server, config)
+        try:
+            await story(world)
+        finally:
+            server.go_on()
+            await world.client.aclose()
+
+    with running_valkey() as server:
+        asyncio.run(run(server))
+
+
+def modes(**by_kind: DegradedMode) -> DegradedConfig:
+    return DegradedConfig({LimitKind[kind]: mode for kind, mode in by_kind.items()}, local_share=0.5)
+
+
+def test_each_kind_of_limit_degrades_as_declared() -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        # Tokens are open; of three requests a minute, this process's half lets one through.
+        assert await world.reserve("a", 10_000, TOKENS, REQUESTS) is None
+        assert await world.reserve("b", 10, TOKENS, REQUESTS) is RefusalKind.OVER_WINDOW
+
+    play(story, modes(TOKENS_PER_MINUTE=DegradedMode.OPEN))
+
+
+def test_a_closed_limit_refuses_those_who_meet_it_and_nobody_else() -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        assert await world.reserve("a", 1, TOKENS, REQUESTS) is RefusalKind.UNAVAILABLE
+        assert await world.reserve("b", 1, REQUESTS) is None
+
+    play(story, modes(TOKENS_PER_MINUTE=DegradedMode.CLOSED))
+
+
+def test_too_large_for_the_local_share_alone_is_not_refused_for_good() -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        assert await world.reserve("a", 51, TOKENS) is RefusalKind.UNAVAILABLE
+        assert await world.reserve("b", 101, TOKENS) is RefusalKind.TOO_LARGE
+        assert await world.reserve("c", 50, TOKENS) is None
+        assert await world.reserve("d", 0, Limit(Scope(TENANT), LimitKind.TOKENS_PER_DAY, 0)) is (
+            RefusalKind.TOO_LARGE
+        )
+
+    play(story, modes())
+
+
+def test_nobody_waits_while_the_breaker_is_open_and_one_trial_finds_the_store_back() -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        await world.reserve("a", 1, TOKENS)
+        await world.reserve("b", 1, TOKENS)
+        assert world.breaker.is_open
+        started = time.monotonic()
+        for number in range(50):
+            assert await world.reserve(f"c{number}", 1, TOKENS) in (None, RefusalKind.OVER_WINDOW)
+        # Fifty waits of 0.25 s would be 12 s.
+        assert time.monotonic() - started < 1
+        world.server.go_on()
+        assert await world.reserve("d", 1, TOKENS) is RefusalKind.OVER_WINDOW
+        assert world.limiter.is_degraded
+        world.now_s += 1.0
+        assert await world.reserve("e", 1, TOKENS) is None
+        assert not world.limiter.is_degraded and not world.breaker.is_open
+
+    play(story, modes())
+
+
+def test_one_log_line_tells_of_each_change(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        for number in range(5):
+            await world.reserve(f"secret-{number}", 1, TOKENS)
+        world.server.go_on()
+        world.now_s += 1.0
+        for number in range(5, 10):
+            await world.reserve(f"secret-{number}", 1, TOKENS)
+
+    with caplog.at_level(logging.INFO, "footplate.tenancy"):
+        play(story)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(" ")[:3] for line in lines] == [
+        ["limits", "are", "degraded:"],
+        ["limits", "are", "shared"],
+    ]
+    assert not any("secret" in line or TENANT in line for line in lines)
+
+
+def test_a_usage_that_could_not_be_told_is_told_once_the_store_is_back() -> None:
+    """FAULTS b3 25: used is the actual usage only, whatever was sent twice."""
+
+    async def story(world: World) -> None:
+        await world.reserve("a", 60, TOKENS)
+        world.server.pause()
+        outcome = await world.limiter.settle(TENANT, "a", 25)
+        assert (outcome.is_changed, outcome.state) == (False, ReservationState.UNKNOWN)
+        await world.limiter.release(TENANT, "a")
+        assert world.limiter.num_unsent == 1
+        world.server.go_on()
+        world.now_s += 1.0
+        assert await world.limiter.send_unsent() == 0
+        assert await world.used(TOKENS) == 25
+        assert not (await world.limiter.settle(TENANT, "a", 25)).is_changed
+        assert await world.used(TOKENS) == 25
+
+    play(story)
+
+
+def test_a_local_reservation_ends_where_it_was_made() -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        assert await world.reserve("a", 40, TOKENS) is None
+        world.server.go_on()
+        world.now_s += 1.0
+        assert (await world.limiter.heartbeat(TENANT, "a", 5)).state is ReservationState.HELD
+        assert (await world.limiter.settle(TENANT, "a", 30)).is_changed
+        assert (await world.limiter.settle(TENANT, "a", 30)).state is ReservationState.SETTLED
+        assert await world.used(TOKENS) == 0  # the shared one never heard of it
+
+    play(story)
+
+
+def test_breaker_opens_after_failures_in_a_row_only_and_lets_one_trial_through_at_a_time() -> None:
+    now_s = 0.0
+    breaker = Breaker(max_failures=2, retry_s=1.0, clock=lambda: now_s)
+    breaker.fail()
+    breaker.succeed()
+    breaker.fail()
+    assert not breaker.is_open
+    breaker.fail()
+    assert breaker.is_open and not breaker.lets_through()
+    now_s = 1.0
+    assert breaker.lets_through() and not breaker.lets_through()
+    breaker.fail()
+    now_s = 1.9
+    assert not breaker.lets_through()
+    now_s = 2.0
+    assert breaker.lets_through()
+    breaker.succeed()
+    assert breaker.lets_through() and breaker.lets_through()
