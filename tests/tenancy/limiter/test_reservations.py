@@ -144,6 +144,16 @@ def test_a_hundred_lost_gateways_leave_nothing_reserved(pair: Pair) -> None:
     assert pair.reserve("next", limits, 1_000).is_admitted
 
 
+def test_an_expired_reservation_is_over_before_any_sweep_has_come_to_it(pair: Pair) -> None:
+    """One call sweeps fewer than these."""
+    running = a_limit(pair, LimitKind.MAX_CONCURRENT_REQUESTS, 200)
+    for number in range(200):
+        pair.reserve(f"lost {number:03}", [tokens_per_minute(pair, 2_000), running], 10)
+    pair.advance(LEASE_S)
+    assert pair.settle("lost 199", 5).state is ReservationState.EXPIRED
+    assert pair.reserve("next", [running], 0).states[0].used == 1
+
+
 def test_refused_requests_use_nothing_of_any_limit(pair: Pair) -> None:
     """FAULTS b4 46. The limits that would admit come before and after the one that refuses."""
     limits = [
@@ -214,6 +224,16 @@ def test_retry_after_is_when_it_passes_and_not_before(pair: Pair) -> None:
     assert not pair.reserve("d", [limit], 60).is_admitted
     pair.advance(2)
     assert pair.reserve("d", [limit], 60).is_admitted
+
+
+def test_reset_is_when_the_newest_use_leaves_and_not_what_was_given_back(pair: Pair) -> None:
+    limit = tokens_per_minute(pair, 100)
+    pair.reserve("a", [limit], 60)
+    pair.advance(20)
+    pair.reserve("b", [limit], 40)
+    pair.release("b")
+    [state] = pair.reserve("c", [limit], 50).states
+    assert state.used == 60 and 40_000 <= state.reset_ms <= 41_000
 
 
 def test_tokens_need_no_estimate_while_no_limit_counts_them(pair: Pair) -> None:

@@ -69,7 +69,7 @@ local function read_window(key, bucket_ms, num_buckets)
     redis.call('HSET', key, 't', total, 'o', first)
     oldest = first
   end
-  return {total = total, bucket = bucket, oldest = oldest, newest = newest, first = first}
+  return {total = total, bucket = bucket, oldest = oldest, newest = newest}
 end
 
 local function end_of(bucket, bucket_ms, num_buckets)
@@ -95,11 +95,11 @@ local function newest_bucket(key)
   return newest
 end
 
--- Give back to the bucket that it was taken from; if that has left the window, it is back already.
+-- Give back to the bucket that it was taken from. If that has left the window it is gone, and holds nothing.
 local function window_give_back(counter, amount)
   local key, bucket = counter[KEY], counter[BUCKET]
   local window = read_window(key, counter[BUCKET_MS], counter[NUM_BUCKETS])
-  if not window.first or bucket < window.first then
+  if not window.newest then
     return
   end
   local held = tonumber(redis.call('HGET', key, bucket)) or 0
