@@ -66,14 +66,14 @@ class Measured:
 
 
 def calls_of(scenario: str, client: Redis, number: int) -> Call:
-    """One call of a scenario; the argument makes its id. Each client is a tenant of its own."""
+    """One call of a scenario; the argument makes its id. Each client of each round is a tenant of its own."""
     if scenario == "PING":
         return lambda _: client.ping()
     if scenario == "INCR script":
         script = client.register_script(INCR)
         return lambda _: script(keys=[f"bench:{number}"])
-    limiter = ValkeyLimiter(client, ValkeyLimiterConfig(lease_s=5, timeout_s=10))
-    tenant_id = f"bench-{number}-{scenario}"
+    limiter = ValkeyLimiter(client, ValkeyLimiterConfig(timeout_s=10))
+    tenant_id = f"bench-{os.getpid()}"
     quota = {"one limit": Quota(tokens_per_minute=BIG), "refused, four limits": Quota(BIG, 0, BIG, 10**6)}
     key_quota = ALL_KINDS if "key" in scenario else None
     tenant_quota = quota.get(scenario, ALL_KINDS)
@@ -132,7 +132,7 @@ def measure(url: str, scenario: str, seconds: float) -> Measured:
     ]
     for client in clients:
         client.start()
-    barrier.wait()
+    barrier.wait(timeout=60)
     before_s = asyncio.run(_server_cpu_s(url))
     took = sorted(second for _ in clients for second in out.get(timeout=120))
     spent_s = asyncio.run(_server_cpu_s(url)) - before_s
