@@ -251,6 +251,7 @@ class Scheduler:
 
     def _hand_out(self, step: _Step, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence tokens of this step, and the blocks for them; False if blocks lack."""
+        assert num_tokens > 0, "a row of no tokens is no work"
         start = sequence.num_computed
         lacking = self.pool.blocks_for(start + num_tokens) - len(sequence.block_table)
         if lacking > 0:
@@ -405,14 +406,18 @@ class Scheduler:
         chunk = self._chunk(step, sequence, share)
         if sequence.state is not SequenceState.RUNNING or self._hand_out(step, sequence, chunk):
             return sequence.state is SequenceState.RUNNING
-        room = (len(sequence.block_table) + self.pool.num_free) * self.pool.block_size - sequence.num_computed
-        if room > 0:
-            self._hand_out(step, sequence, min(room, chunk))
+        if self._hand_out_room(step, sequence, chunk):
             return False
-        # When nothing else moves in this step, the lowest and newest must go.
+        # When nothing else moves in this step, the lowest and newest must go. One whose blocks are all shared
+        # frees none: then the next one.
         while not step.rows and not self._preempt_for(step, sequence):
-            self._hand_out(step, sequence, min(chunk, self.pool.num_free * self.pool.block_size))
+            self._hand_out_room(step, sequence, chunk)
         return False
+
+    def _hand_out_room(self, step: _Step, sequence: Sequence, most: int) -> bool:
+        """Give a running prompt as many tokens as there are blocks for; whether there was room for one."""
+        room = (len(sequence.block_table) + self.pool.num_free) * self.pool.block_size - sequence.num_computed
+        return room > 0 and self._hand_out(step, sequence, min(room, most))
 
     def _preempt(self, sequence: Sequence) -> None:
         assert not sequence.num_pending, "no step is in flight when a sequence is preempted"
