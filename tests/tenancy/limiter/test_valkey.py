@@ -208,8 +208,9 @@ def test_every_key_ends_by_itself(valkey: ValkeyServer) -> None:
         keys = _keys(valkey, pair)
         # Eight counters, four reservations, and the leases.
         assert len(keys) == 13
-        # Most for a reservation that could give back to a day's window: that window and its lease.
-        assert all(0 < int(str(valkey.ask("PTTL", key))) <= (86_400 + 600 + 30) * 1_000 for key in keys)
+        # Most for what a reservation needs that could give back to a day's window: that window and its lease.
+        needed_ms = (86_400 + 600 + 30) * 1_000
+        assert all(0 < int(str(valkey.ask("PTTL", key))) <= needed_ms * 1.25 for key in keys)
 
 
 def test_a_flush_leaves_no_counter_negative(valkey: ValkeyServer) -> None:

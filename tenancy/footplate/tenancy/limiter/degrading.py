@@ -132,12 +132,12 @@ class DegradingLimiter:
 
     async def _end(self, name: tuple[str, str], end: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         if name in self._unsent:
-            # The first end stays, as it would have in the store.
             return Outcome(False, ReservationState.UNKNOWN)
         outcome = await self._ask(end)
         if outcome is not None:
             return outcome
-        self._unsent[name] = end
+        # The first end stays, of two that were sent at the same time too.
+        self._unsent.setdefault(name, end)
         if len(self._unsent) > self._config.max_unsent:
             self._unsent.popitem(last=False)
         return Outcome(False, ReservationState.UNKNOWN)

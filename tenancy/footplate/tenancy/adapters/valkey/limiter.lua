@@ -29,10 +29,10 @@ local function reservation_key(id)
   return base .. 'reservation:' .. id
 end
 
--- A key outlives the longest need that anybody had of it.
+-- A key outlives the longest need that anybody had of it; by a quarter, so that most calls only look.
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
-    redis.call('PEXPIRE', key, ms)
+    redis.call('PEXPIRE', key, math.floor(ms * 1.25))
   end
 end
 
@@ -46,18 +46,21 @@ end
 
 -- The window at this moment, buckets that have left it dropped.
 local function read_window(key, bucket_ms, num_buckets)
-  local head = redis.call('HMGET', key, 't', 'o', 'n')
   local bucket = math.floor(now / bucket_ms)
+  local head = redis.call('HMGET', key, 't', 'o', 'n', bucket)
   local newest = tonumber(head[3])
   if not newest then
-    return {total = 0, bucket = bucket, oldest = bucket}
+    return {total = 0, bucket = bucket, oldest = bucket, amount = 0}
   end
   -- After a fail-over the clock may be behind: what was taken must not be forgotten for that.
-  bucket = math.max(bucket, newest)
+  if newest > bucket then
+    bucket = newest
+    head[4] = redis.call('HGET', key, bucket)
+  end
   local first = bucket - num_buckets
   if newest < first then
     redis.call('DEL', key)
-    return {total = 0, bucket = bucket, oldest = bucket}
+    return {total = 0, bucket = bucket, oldest = bucket, amount = 0}
   end
   local total, oldest = tonumber(head[1]), tonumber(head[2])
   if oldest < first then
@@ -69,7 +72,7 @@ local function read_window(key, bucket_ms, num_buckets)
     redis.call('HSET', key, 't', total, 'o', first)
     oldest = first
   end
-  return {total = total, bucket = bucket, oldest = oldest, newest = newest}
+  return {total = total, bucket = bucket, oldest = oldest, newest = newest, amount = tonumber(head[4]) or 0}
 end
 
 local function end_of(bucket, bucket_ms, num_buckets)
@@ -82,9 +85,10 @@ local function window_take(key, window, amount, bucket_ms, num_buckets)
   end
   window.total = window.total + amount
   window.newest = window.bucket
-  redis.call('HINCRBY', key, window.bucket, amount)
-  redis.call('HSET', key, 't', window.total, 'o', window.oldest, 'n', window.bucket)
-  redis.call('PEXPIRE', key, (num_buckets + 2) * bucket_ms)
+  redis.call(
+    'HSET', key, window.bucket, window.amount + amount, 't', window.total, 'o', window.oldest, 'n', window.bucket
+  )
+  keep(key, (num_buckets + 2) * bucket_ms)
 end
 
 local function newest_bucket(key)
