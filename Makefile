@@ -22,7 +22,7 @@ setup: $(STAMP) ## Make .venv with pinned dependencies, models and native kernel
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Footplate needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
-	@echo "installing pinned dependencies into $(VENV): some minutes, 2 GB (more where torch comes with CUDA)"
+	@echo "installing pinned dependencies into $(VENV): some minutes, 3.5 GB (more where torch comes with CUDA)"
 	@$(PIP) torch
 	@echo "torch is there; now the other libraries"
 	@$(PIP) -e ".[all,dev]"

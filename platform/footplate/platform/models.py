@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from footplate.engine.errors import EngineOverloaded
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard
 from footplate.platform.errors import ModelNotFound
@@ -57,7 +58,10 @@ def find_model(models: Mapping[str, ModelCard], name: str) -> ModelCard:
 
     Raises:
         ModelNotFound: there is none.
+        EngineOverloaded: no replica of any model has answered yet, so nobody can say.
     """
+    if not models:
+        raise EngineOverloaded("no model has answered yet; try again in a moment")
     card = models.get(name)
     if card is not None:
         return card

@@ -42,9 +42,9 @@ class Finding:
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Option(help="Configuration file [env: FOOTPLATE_CONFIG].")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file (or FOOTPLATE_CONFIG).")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder for all state [env: FOOTPLATE_DATA_DIR].")
+        Path | None, typer.Option("--data-dir", help="Folder for all state (or FOOTPLATE_DATA_DIR).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -29,9 +29,9 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Configuration file [env: FOOTPLATE_CONFIG].")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file (or FOOTPLATE_CONFIG).")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder for all state [env: FOOTPLATE_DATA_DIR].")
+        Path | None, typer.Option("--data-dir", help="Folder for all state (or FOOTPLATE_DATA_DIR).")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say how long each phase took.")] = False,
 ) -> None:

@@ -24,10 +24,8 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="Instructions that stand before the conversation.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer in tokens.", min=1)] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is the most likely answer.", min=0, max=2)
-    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is the most likely answer.", min=0, max=2)] = 0.6,
 ) -> None:
     """Stream answers of a running platform (FOOTPLATE_URL, FOOTPLATE_API_KEY) to the terminal."""
     environment = client_environment()
@@ -43,13 +41,25 @@ def chat(
         for question in [prompt] if prompt else _questions():
             messages.append({"role": "user", "content": question})
             body = {"model": asked, "messages": messages, "stream": True, **options}
-            answer = ""
-            for piece in _stream(client, {name: value for name, value in body.items() if value is not None}):
-                answer += piece
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            print()
-            messages.append({"role": "assistant", "content": answer})
+            messages.append(
+                {"role": "assistant", "content": _show(_stream(client, body), is_last=bool(prompt))}
+            )
+
+
+def _show(pieces: Iterator[str], *, is_last: bool) -> str:
+    """Write an answer as it comes. Ctrl-C ends the answer, and in a conversation nothing else."""
+    answer = ""
+    try:
+        for piece in pieces:
+            answer += piece
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if is_last:
+            raise
+    finally:
+        print()
+    return answer
 
 
 def _tenant_key() -> str:
@@ -61,6 +71,7 @@ def _tenant_key() -> str:
 
 
 def _questions() -> Iterator[str]:
+    print("Ctrl-C ends an answer, Ctrl-D the conversation.", file=sys.stderr)
     while True:
         try:
             question = input("> ").strip()
