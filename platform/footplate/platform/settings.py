@@ -308,7 +308,7 @@ class ClientEnvironment:
 
 
 def client_environment(environ: Mapping[str, str] = os.environ) -> ClientEnvironment:
-    """`FOOTPLATE_URL` and `FOOTPLATE_API_KEY`; the key is None when unset (use the tenant key's file then)."""
+    """`FOOTPLATE_URL` and `FOOTPLATE_API_KEY`; without a key: use the tenant key's file."""
     url = environ.get("FOOTPLATE_URL") or "http://127.0.0.1:8000"
     return ClientEnvironment(url.rstrip("/"), environ.get("FOOTPLATE_API_KEY") or None)
 
