@@ -87,6 +87,8 @@ def test_too_large_for_the_local_share_alone_is_not_refused_for_good() -> None:
         assert await world.reserve("a", 51, TOKENS) is RefusalKind.UNAVAILABLE
         assert await world.reserve("b", 101, TOKENS) is RefusalKind.TOO_LARGE
         assert await world.reserve("c", 50, TOKENS) is None
+        # A share of half a request still lets one through.
+        assert await world.reserve("one", 0, Limit(Scope(TENANT), LimitKind.REQUESTS_PER_MINUTE, 1)) is None
         assert await world.reserve("d", 0, Limit(Scope(TENANT), LimitKind.TOKENS_PER_DAY, 0)) is (
             RefusalKind.TOO_LARGE
         )
@@ -141,12 +143,16 @@ def test_a_usage_that_could_not_be_told_is_told_once_the_store_is_back() -> None
     async def story(world: World) -> None:
         await world.reserve("a", 60, TOKENS)
         world.server.pause()
+        # With the breaker open the settling is not even sent.
+        for name in ("b", "c"):
+            await world.reserve(name, 1, REQUESTS)
         outcome = await world.limiter.settle(TENANT, "a", 25)
         assert (outcome.is_changed, outcome.state) == (False, ReservationState.UNKNOWN)
-        await world.limiter.release(TENANT, "a")
-        assert world.limiter.num_unsent == 1
         world.server.go_on()
         world.now_s += 1.0
+        # The first end stays, though the store would take this one.
+        await world.limiter.release(TENANT, "a")
+        assert world.limiter.num_unsent == 1
         assert await world.limiter.send_unsent() == 0
         assert await world.used(TOKENS) == 25
         assert not (await world.limiter.settle(TENANT, "a", 25)).is_changed

@@ -168,6 +168,19 @@ def test_a_lost_answer_counts_neither_the_reservation_nor_the_usage_twice(valkey
     asyncio.run(run())
 
 
+class NeverAnswers:
+    """A client that waits for good: for a connection, say, or for a name to be resolved."""
+
+    async def evalsha(self, *_: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_a_call_ends_in_time_whatever_it_waits_for() -> None:
+    limiter = ValkeyLimiter(NeverAnswers(), ValkeyLimiterConfig(timeout_s=0.01))
+    with pytest.raises(LimiterUnavailable, match="TimeoutError"):
+        asyncio.run(asyncio.wait_for(limiter.sweep("slow"), 5))
+
+
 def test_one_unit_left_goes_to_one_of_many(valkey: ValkeyServer) -> None:
     """FAULTS b3 23: and what is left is never negative, whatever is given back afterwards."""
     limit = tokens_per_minute("unit", 1)
