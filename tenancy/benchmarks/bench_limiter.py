@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -199,6 +200,8 @@ def main() -> None:
                     print(f"{scenario:40s} {found[scenario][-1]}", flush=True)
         finally:
             valkey.stop()
+            # The sockets' folder lies beside the data folder, not in it.
+            shutil.rmtree(paths.run_dir, ignore_errors=True)
     content = {
         **facts,
         "num_clients": NUM_CLIENTS,
