@@ -84,7 +84,7 @@ def test_nothing_but_the_entrance_is_bound_beyond_loopback(mended: str) -> None:
 def test_the_proxys_own_answers_have_the_apis_shape(mended: str) -> None:
     lines = [line.split() for line in mended.splitlines()]
     files = {int(line[1]): Path(line[2]) for line in lines if line[:1] == ["errorfile"]}
-    assert set(files) == {400, 408, 413, 500, 501, 502, 503, 504}
+    assert set(files) == {400, 408, 413, 422, 500, 501, 502, 503, 504}
     for path in files.values():
         head, _, body = path.read_bytes().partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body)}".encode() in head.split(b"\r\n")
@@ -101,3 +101,8 @@ def test_a_second_run_changes_nothing(tmp_path: Path, mended: str) -> None:
 def test_clients_can_not_steer_serve_by_its_headers(mended: str) -> None:
     for name in ("x-request-timeout-seconds", "x-request-disconnect-disabled", "x-request-id"):
         assert f"http-request del-header {name}  # footplate\n" in mended
+
+
+def test_no_url_is_told_to_a_system_log(mended: str) -> None:
+    """Lines would hold queries, with keys that clients put there, and names of models they made up."""
+    assert not [line for line in mended.splitlines() if line.split()[:1] == ["log"] and "global" not in line]

@@ -17,7 +17,7 @@ from tests.e2e.test_disconnects import connect
 
 pytestmark = pytest.mark.e2e
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-LIMIT = 16 << 20
+LIMIT = 8 << 20
 
 
 @pytest.fixture(autouse=True)

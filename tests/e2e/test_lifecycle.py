@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from footplate.deployments.leftovers import end_installation, stop_postgres, wait_until
+from footplate.deployments.leftovers import end_installation, is_alive, stop_postgres, wait_until
 from footplate.deployments.run_paths import RunPaths
-from tests.e2e.serve_process import SMALL, ServeProcess
+from tests.e2e.serve_process import SMALL, STOP_S, ServeProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -51,3 +53,13 @@ def test_a_killed_platform_starts_again_and_a_stopped_one_leaves_nothing(data_di
         second.stop()
     assert second.processes() == {}
     assert not RunPaths.of(data_dir).run_dir.exists()
+
+
+def test_a_platform_whose_node_daemon_dies_says_so_and_ends(data_dir: Path) -> None:
+    """Without it no replica that dies comes back: staying up would mean 503s for ever."""
+    served = ServeProcess.launch(data_dir)
+    [raylet] = [pid for pid in served.pids("raylet/raylet ") if is_alive(pid)]
+    os.kill(raylet, signal.SIGKILL)
+    assert served.child.wait(timeout=STOP_S) == 1
+    assert served.has_said("raylet has died")
+    assert wait_until(lambda: not served.processes(), 20), served.processes()

@@ -21,6 +21,7 @@ _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
     413: "Content Too Large",
+    422: "Unprocessable Content",
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
@@ -46,6 +47,7 @@ def write_wrapper(folder: Path, ports: RunPorts, haproxy: Path) -> Path:
         400: _answer(400, _LEFT, None),
         408: _answer(408, _TIMEOUT, "request_timeout"),
         413: _answer(413, _TOO_LARGE, "request_too_large"),
+        422: _answer(422, _LEFT, None),
         500: _answer(500, _FAILED, "server_error"),
         501: _answer(501, _NOT_IMPLEMENTED, "server_error"),
         502: _answer(500, _BROKEN, "server_error"),
@@ -79,6 +81,8 @@ def _edits(folder: Path, ports: RunPorts, statuses: list[int]) -> str:
         # The template binds statistics and metrics to all interfaces.
         f"s/bind :{ports.haproxy_metrics}$/bind 127.0.0.1:{ports.haproxy_metrics}/\n"
         f"s/bind \\*:{ports.haproxy_stats}$/bind 127.0.0.1:{ports.haproxy_stats}/\n"
+        # It would tell a system log every URL, with queries and names of models that clients made up.
+        "/^ *log 127\\.0\\.0\\.1/d\n"
         # HAProxy 2.8 stops reading a client whose body it has spliced: it never sees that one leave and spins
         # on the unread end until the answer comes. Bodies and events are too small to gain from splicing.
         "/option splice-/d\n"

@@ -146,7 +146,17 @@ class PlatformRun:
             raise
 
     def supervise(self) -> None:
-        """Start an embedded server again that has died. Cheap while both answer."""
+        """Start an embedded server again that has died. Cheap while all answer.
+
+        Raises:
+            StartupError: one of Ray's own daemons is dead. Without it nothing that dies comes back, so the
+                platform is to end, and whoever runs it to start it anew.
+        """
+        from footplate.deployments.serve_platform import dead_daemons
+
+        dead = dead_daemons()
+        if dead:
+            raise StartupError(f"Ray's {', '.join(dead)} has died; the platform stops, start it again")
         for server in (self._postgres, self._valkey):
             if server is not None and not server.start():
                 logger.warning("%s had died and was started again", type(server).__name__)

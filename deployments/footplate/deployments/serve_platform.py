@@ -132,6 +132,13 @@ def init_ray(arguments: dict[str, Any]) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
+def dead_daemons() -> list[str]:
+    """Daemons of the cluster that this process started and that have died; none if it joined one."""
+    node = ray._private.worker._global_node
+    kinds: set[str] = {kind for kind, _ in node.dead_processes()} if node is not None else set()
+    return sorted(kinds & {"raylet", "gcs_server"})
+
+
 def stop_ray() -> None:
     """Stop Serve and the cluster that this process started."""
     # The driver prints complaints of calls that the shutdown itself cuts off.

@@ -6,6 +6,7 @@
     ├── PermissionDenied       the key is live but its role may not do this
     ├── ModelNotFound          no such model, or none that this tenant may see
     ├── BodyTooLarge           the request's body is over the limit
+    ├── BodyTooComplex         it holds too many lists, objects or values
     ├── BodyTooSlow            the request's body did not arrive in time
     ├── AnswerNotRead          the client takes nothing of its answer
     └── UnsupportedParameter   a parameter (or value) that this version doesn't honour
@@ -52,6 +53,10 @@ class ModelNotFound(PlatformError):
 
 class BodyTooLarge(PlatformError):
     """The body is over the limit."""
+
+
+class BodyTooComplex(PlatformError):
+    """The body holds more lists, objects or values than a request can need."""
 
 
 class BodyTooSlow(PlatformError):

@@ -68,7 +68,7 @@ class CachingAuthenticator:
         """The holder of a live key, or None. A wrong secret takes as long as a right one.
 
         Raises:
-            Exception: the store's own, when it can't be asked; nobody is let in meanwhile.
+            StoreUnavailable: the store can't be asked; nobody is let in meanwhile.
         """
         parts = parse_key(key)
         if parts is None:

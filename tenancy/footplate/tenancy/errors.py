@@ -5,7 +5,8 @@
     ├── LimiterUnavailable  the store of the limits can't be asked
     ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
     ├── NameTaken           a tenant of that name exists
-    └── NotFound            no such tenant or key
+    ├── NotFound            no such tenant or key
+    └── StoreUnavailable    the store of tenants and keys can't be asked now
 
 Messages never hold a secret.
 """
@@ -35,3 +36,7 @@ class NameTaken(TenancyError):
 
 class NotFound(TenancyError):
     """There is no tenant or key of that name or id."""
+
+
+class StoreUnavailable(TenancyError):
+    """The store of tenants and keys gave no answer; nobody is let in meanwhile."""

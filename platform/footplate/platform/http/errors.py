@@ -29,6 +29,7 @@ from footplate.engine.errors import (
 from footplate.platform.errors import (
     AnswerNotRead,
     AuthenticationFailed,
+    BodyTooComplex,
     BodyTooLarge,
     BodyTooSlow,
     ModelNotFound,
@@ -37,6 +38,7 @@ from footplate.platform.errors import (
     UnsupportedParameter,
 )
 from footplate.platform.http.forms import WRONG_FORM
+from footplate.tenancy.errors import StoreUnavailable
 
 # pydantic's parser has these limits; neither can be set.
 MAX_JSON_DEPTH = 200
@@ -77,6 +79,9 @@ def api_error(error: Exception) -> ApiError:
         return _from_engine(error)
     if isinstance(error, PlatformError):
         return _from_platform(error)
+    if isinstance(error, StoreUnavailable):
+        message = "Keys can't be checked at the moment; try again."
+        return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
     if isinstance(error, HTTPException):
         return _from_framework(error)
     return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
@@ -114,6 +119,8 @@ def _from_platform(error: PlatformError) -> ApiError:
         return ApiError(404, str(error), code="model_not_found", param="model")
     if isinstance(error, BodyTooLarge):
         return ApiError(413, str(error), code="request_too_large", headers={"connection": "close"})
+    if isinstance(error, BodyTooComplex):
+        return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, BodyTooSlow):
         return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
     if isinstance(error, AnswerNotRead):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from footplate.engine.errors import InvalidRequest
 from footplate.platform.errors import UnsupportedParameter
+from footplate.platform.http.complexity import check_complexity
 from footplate.platform.http.forms import one_of
 
 MAX_STOPS = 4
@@ -21,6 +22,8 @@ MAX_CHOICES = 128  # of one request, over all its prompts
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1_024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD = 1_000  # characters
+MAX_ALLOWED_IDS = 300_000  # no vocabulary is larger
 
 _Tokens = Annotated[int, Field(ge=0, le=2**31)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -75,8 +78,11 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     min_tokens: _Tokens | None = None
     stop_token_ids: Annotated[_Ids, Field(max_length=1_024)] | None = None
-    allowed_token_ids: _Ids | None = None
-    bad_words: Annotated[_Texts, Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[_Ids, Field(max_length=MAX_ALLOWED_IDS)] | None = None
+    bad_words: (
+        Annotated[list[Annotated[str, Field(max_length=MAX_BAD_WORD)]], Field(max_length=MAX_BAD_WORDS)]
+        | None
+    ) = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
@@ -239,7 +245,9 @@ def parse_body(kind: type[AnyBody], data: bytes) -> AnyBody:
     Raises:
         ValidationError: no JSON, or not of this form.
         UnsupportedParameter: a parameter asks for what this version doesn't do.
+        BodyTooComplex: it holds more lists, objects or values than a request can need.
     """
+    check_complexity(data)
     body = kind.model_validate_json(data)
     _refuse_unsupported(body, "")
     for index, message in enumerate(getattr(body, "messages", None) or ()):

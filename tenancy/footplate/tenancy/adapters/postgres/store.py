@@ -6,11 +6,11 @@ import secrets
 from datetime import datetime
 
 from sqlalchemy import Engine, RowMapping, create_engine, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, TimeoutError
 
 from footplate.tenancy.adapters.postgres.tables import api_keys, tenants
 from footplate.tenancy.api_keys import NewKey, Role, StoredKey
-from footplate.tenancy.errors import NameTaken, NotFound
+from footplate.tenancy.errors import NameTaken, NotFound, StoreUnavailable
 from footplate.tenancy.store import Tenant
 
 CONNECT_S = 3
@@ -49,8 +49,11 @@ class PostgresKeyStore:
             .join(tenants, tenants.c.id == api_keys.c.tenant_id)
             .where(api_keys.c.public_id == public_id)
         )
-        with self._engine.connect() as connection:
-            row = connection.execute(query).mappings().one_or_none()
+        try:
+            with self._engine.connect() as connection:
+                row = connection.execute(query).mappings().one_or_none()
+        except (OperationalError, InterfaceError, TimeoutError) as error:
+            raise StoreUnavailable("PostgreSQL gave no answer") from error
         return (
             StoredKey(**{**row, "hashed": bytes(row["hashed"]), "role": Role(row["role"])}) if row else None
         )
