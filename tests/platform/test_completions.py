@@ -158,6 +158,26 @@ async def test_echoed_logprobs_begin_with_null_and_offsets_point_into_the_text(r
         assert token.startswith("bytes:\\x") or choice["text"][offset:].startswith(token)
 
 
+@pytest.mark.parametrize("prompt", ["<|im_start|>user\nhi<|im_end|>\nso", [1, 2, 3, 400, 500]])
+async def test_offsets_count_the_markers_that_an_echoed_prompt_shows(
+    rig: Rig, prompt: str | list[int]
+) -> None:
+    body = (await rig.post(PATH, text_body(prompt=prompt, echo=True, logprobs=1, max_tokens=2))).json()
+    choice = body["choices"][0]
+    assert "<|im_start|>" in choice["text"]
+    lists = choice["logprobs"]
+    for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+
+
+async def test_a_token_after_a_broken_character_begins_behind_it(rig: Rig) -> None:
+    broken = rig.pipeline.encode("🧑")[0]
+    rig.emits([broken, *rig.pipeline.encode("transfer"), EOS])
+    choice = (await rig.post(PATH, text_body(logprobs=0, max_tokens=9))).json()["choices"][0]
+    assert choice["text"] == "\ufffdtransfer"
+    assert choice["logprobs"]["text_offset"][:2] == [0, 1]
+
+
 async def test_a_harness_can_cut_one_entry_off_even_when_the_answer_is_eos(rig: Rig) -> None:
     rig.emits([EOS])
     asked = text_body(prompt=[5, 6, 7, 8], echo=True, logprobs=1, max_tokens=1, temperature=0)

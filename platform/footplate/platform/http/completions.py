@@ -163,7 +163,10 @@ class _Logprobs:
 
     def __init__(self, pipeline: TextPipeline, texts: TokenTexts) -> None:
         self._pipeline = pipeline
-        self._decoder = Detokenizer(texts)
+        self._answer_texts = texts
+        # An echoed prompt shows its special tokens, whatever the answer does.
+        self._decoder = Detokenizer(pipeline.token_texts(skip_special_tokens=False))
+        self._is_in_prompt = True
         self._position = 0
 
     def echo(self, prompt: PromptRun, num_prefix_tokens: int) -> dict[str, Any]:
@@ -181,6 +184,8 @@ class _Logprobs:
         return lists
 
     def answer(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        if self._is_in_prompt:
+            self._is_in_prompt, self._decoder = False, Detokenizer(self._answer_texts)
         lists = _empty_lists()
         for entry in entries:
             self._append(lists, entry.token_id, entry, takes_place=True)
@@ -191,9 +196,12 @@ class _Logprobs:
     ) -> None:
         text = self._token_name
         lists["tokens"].append(text(token_id))
-        lists["text_offset"].append(self._position)
-        if takes_place:
-            self._position += len(self._decoder.push(token_id))
+        shown = self._decoder.push(token_id) if takes_place else ""
+        # A token of whole characters may bring out the broken one before it, and begins after that.
+        own = text(token_id)
+        before = len(shown) - len(own) if own and shown.endswith(own) else 0
+        lists["text_offset"].append(self._position + before)
+        self._position += len(shown)
         if entry is None:
             lists["token_logprobs"].append(None)
             lists["top_logprobs"].append(None)
