@@ -99,6 +99,37 @@ def test_a_method_that_a_path_does_not_answer(served: ServeProcess) -> None:
         check_error(http.delete("/v1/models"), 405, "method_not_allowed")
 
 
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("FOO", {}, 405),
+        ("post", {}, 405),
+        (
+            "GET",
+            {
+                "Upgrade": "websocket",
+                "Connection": "Upgrade",
+                "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            },
+            400,
+        ),
+    ],
+    ids=["unknown", "lower case", "websocket"],
+)
+def test_what_the_parsers_behind_would_refuse_in_their_own_words(
+    served: ServeProcess, method: str, headers: dict[str, str], status: int
+) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with connect(served) as connection:
+        connection.sendall(f"{method} /v1/models HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode())
+        answer = read_answer(connection)
+    first, _, body = answer.partition(b"\r\n\r\n")
+    assert first.split()[1] == str(status).encode(), answer
+    assert body.startswith(b"{"), answer
+    assert json.loads(body)["error"]["message"]
+    assert b"\r\nx-request-id: req_" in first.lower()
+
+
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["announced", "chunked"])
 def test_a_body_over_the_limit_is_refused_before_it_is_read(served: ServeProcess, is_chunked: bool) -> None:
     """100 MB are offered; what was not read when the answer came is not sent."""

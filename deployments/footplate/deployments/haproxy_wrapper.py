@@ -21,7 +21,6 @@ _REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
     413: "Content Too Large",
-    422: "Unprocessable Content",
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
@@ -37,6 +36,7 @@ _NOT_IMPLEMENTED = "The request asks for something that this server doesn't do."
 _FAILED = "The server failed to answer this request."
 _BROKEN = "The connection to the gateway broke before it answered; try again."
 _UNAVAILABLE = "No gateway is running now; try again."
+_NO_METHOD = "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }"
 # Ends each line of ours, so that a second run finds them.
 _MARK = "  # footplate"
 
@@ -47,7 +47,6 @@ def write_wrapper(folder: Path, ports: RunPorts, haproxy: Path) -> Path:
         400: _answer(400, _LEFT, None),
         408: _answer(408, _TIMEOUT, "request_timeout"),
         413: _answer(413, _TOO_LARGE, "request_too_large"),
-        422: _answer(422, _LEFT, None),
         500: _answer(500, _FAILED, "server_error"),
         501: _answer(501, _NOT_IMPLEMENTED, "server_error"),
         502: _answer(500, _BROKEN, "server_error"),
@@ -101,18 +100,32 @@ def _edits(folder: Path, ports: RunPorts, statuses: list[int]) -> str:
 
 def _frontend_rules() -> list[str]:
     # Serve's own pages tell of applications and need no key; its probes ask the replicas, not here.
-    missing = json.dumps(_body(404, "There is no such URL here.", "unknown_url"))
+    missing = _body(404, "There is no such URL here.", "unknown_url")
     rules = [
-        f"http-request return status 404 content-type application/json string '{missing}'"
-        " if { path,url_dec -m beg /-/ }"
+        _refusal(404, missing, "{ path,url_dec -m beg /-/ }"),
+        # The gateway's HTTP parser would answer these two by itself, in words of its own.
+        _refusal(405, _body(405, "This URL does not answer this method.", "method_not_allowed"), _NO_METHOD),
+        _refusal(
+            400,
+            _body(400, "WebSockets are not spoken here.", None),
+            "{ req.hdr(upgrade) -i -m str websocket }",
+        ),
     ]
     rules += [f"http-request del-header {name}" for name in _SERVE_HEADERS]
     # The gateway names each request; Serve adds a second id after it, or the one that the client sent.
     rules.append("http-request del-header x-request-id")
-    rules.append("http-response set-header x-request-id %[res.hdr(x-request-id,1)]")
+    has_id = "{ res.hdr(x-request-id) -m found }"
+    rules.append(f"http-response set-header x-request-id %[res.hdr(x-request-id,1)] if {has_id}")
     for name, value in (("x-request-id", "req_%[uuid]"), ("openai-processing-ms", "0")):
         rules.append(f"http-after-response set-header {name} {value} if !{{ res.hdr({name}) -m found }}")
     return rules
+
+
+def _refusal(status: int, body: dict[str, dict[str, str | None]], condition: str) -> str:
+    return (
+        f"http-request return status {status} content-type application/json string '{json.dumps(body)}'"
+        f" if {condition}"
+    )
 
 
 def _after(line: str, added: list[str]) -> str:
