@@ -123,7 +123,7 @@ def rows(parts: list[str], batches: tuple[int, ...], rounds_of_long: int) -> Ite
             load = {"kind": "prefill", "length": length}
             yield Row(f"prefill {length}", "ms", lambda e, s, load=load: 1000 * _wall(e, load, s), 2)
     if "mixed" in parts:
-        from engine.benchmarks.gpu_loads import mixed_lengths
+        from engine.benchmarks.workloads import mixed_lengths
 
         total = sum(o for _, o in mixed_lengths())
         yield Row("mixed", "output tokens/s", _rate({"kind": "mixed"}, total), rounds_of_long, False)

@@ -1,7 +1,8 @@
 """The GPU loads as one vocabulary for every engine: prompts from a seed, and what is measured on them.
 
-Needs numpy only, so that a peer's environment can import it. Token ids are uniform in [1000, 128000), output
-lengths are exact (no EOS), sampling is greedy; shapes are those of `workloads.py`.
+Needs numpy only, so that a peer's environment can import it. Shapes are those of `workloads.py`; token ids
+are drawn by numpy, since a run needs millions of fresh ones. Output lengths are exact (no EOS), sampling is
+greedy.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-LOW, HIGH = 1000, 128_000
+from engine.benchmarks.workloads import HIGH, LOW, mixed_lengths
+
 Prompts = list[list[int]]
 # (prompts, output length of each) -> seconds until the last token of the last one
 Generate = Callable[[Prompts, list[int]], float]
@@ -23,17 +24,6 @@ Generate = Callable[[Prompts, list[int]], float]
 
 def fresh(count: int, length: int, seed: int) -> Prompts:
     return np.random.default_rng(seed).integers(LOW, HIGH, size=(count, length)).tolist()
-
-
-def mixed_lengths(count: int = 1000, seed: int = 20260713) -> list[tuple[int, int]]:
-    rng = random.Random(seed)
-    return [
-        (
-            min(1024, max(4, round(rng.lognormvariate(5.10, 0.8)))),
-            min(1024, max(4, round(rng.lognormvariate(5.04, 0.7)))),
-        )
-        for _ in range(count)
-    ]
 
 
 def build(load: dict[str, Any], seed: int) -> tuple[Prompts, list[int]]:
@@ -72,7 +62,3 @@ def serve(generate: Generate, facts: dict[str, Any]) -> None:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps(answer), file=answers, flush=True)
-
-
-def now() -> float:
-    return time.perf_counter()

@@ -15,6 +15,7 @@ PORTS = RunPorts(8000, 9101, 8404, 8500, 20_000, 20_099)
 # The lines of Serve's template that are mended or mended at; the next test finds them in the template itself.
 TEMPLATE_LINES = (
     "global\n",
+    "    log {{ config.log_target }} local0 info\n",
     "    option splice-request",
     "    option splice-response",
     "    errorfile 503 {{ config.error_file_path }}",
@@ -26,6 +27,7 @@ TEMPLATE_LINES = (
 )
 CONFIG = """\
 global
+    log 127.0.0.1:514 local0 info
     maxconn 100
 defaults
     mode http
@@ -105,4 +107,5 @@ def test_clients_can_not_steer_serve_by_its_headers(mended: str) -> None:
 
 def test_no_url_is_told_to_a_system_log(mended: str) -> None:
     """Lines would hold queries, with keys that clients put there, and names of models they made up."""
-    assert not [line for line in mended.splitlines() if line.split()[:1] == ["log"] and "global" not in line]
+    assert "log 127.0.0.1:514" in CONFIG
+    assert not [line for line in mended.splitlines() if line.split()[:1] == ["log"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +11,11 @@ import torch
 
 from footplate.engine import loader
 from footplate.engine.core import EngineCore
+from footplate.engine.runner.batch import StepPlan
 from footplate.engine.runner.decode_graphs import graph_sizes
 from footplate.engine.runner.device_runner import DeviceRunner
-from footplate.engine.runner.prefix_groups import find_groups
+from footplate.engine.runner.prefix_groups import GroupFinder, find_groups
+from footplate.engine.runner.staging import Staging
 from footplate.engine.types import EngineRequest, SamplingParams
 from tests.engine.answers import Answer, greedy, run, run_one
 from tests.engine.conftest import SMOLLM2, MakeEngine, golden_cases
@@ -171,7 +172,32 @@ def test_groups_are_told_apart_and_rows_outside_are_in_none() -> None:
     assert row_lens == [320, 320, 0, 320, 320]
 
 
-Launch = Callable[..., Any]
+def plan_of(tables: list[list[int]], contexts: list[int]) -> StepPlan:
+    padded = np.array(tables, dtype=np.int32)
+    nothing = np.empty(0, dtype=np.int32)
+    lens = np.array(contexts, dtype=np.int32)
+    return StepPlan(nothing, nothing, nothing, nothing, lens, padded, 1, max(contexts))
+
+
+@pytest.mark.parametrize(
+    ("tables", "contexts", "lens"),
+    [
+        ([[*SHARED, 1], [*SHARED, 2]], [334, 332], [320]),  # the same rows, a token later
+        ([[*SHARED[:17], 8, 9, 10, 11], [*SHARED, 2]], [334, 332], [272]),  # a new row parts ways earlier
+        ([[*SHARED, 1], [*SHARED[:19], 0, 0]], [334, 300], [288]),  # a new row ends earlier
+        ([[*SHARED[:9], *range(12)], [*SHARED, 2]], [334, 332], None),
+    ],
+    ids=["later", "parts earlier", "ends earlier", "no more"],
+)
+def test_groups_found_before_are_kept_only_while_they_hold(
+    tables: list[list[int]], contexts: list[int], lens: list[int] | None
+) -> None:
+    finder, staging = GroupFinder(16), Staging(torch.device("cpu"))
+    first = finder.find(plan_of([[*SHARED, 1], [*SHARED, 2]], [333, 331]), 2, staging)
+    assert first is not None and first.lens.tolist() == [320]
+    found = finder.find(plan_of(tables, contexts), 2, staging)
+    assert (None if found is None else found.lens.tolist()) == lens
+    assert (found is first) == (lens == [320])
 
 
 def test_steps_are_read_in_order_however_late(make_device_engine: MakeEngine) -> None:
@@ -185,6 +211,8 @@ def test_steps_are_read_in_order_however_late(make_device_engine: MakeEngine) ->
     assert second is not None
     pending.append(core.runner.launch(second))  # type: ignore[attr-defined]
     late, early = pending[1].result(), pending[0].result()
-    assert torch.tensor(list(early.tokens.values())).shape == (1,) and len(late.tokens) == 1
-    core.scheduler.update(early)
-    core.scheduler.update(late)
+    told = [*core.scheduler.update(early), *core.scheduler.update(late)]
+    ids = [token for delta in told for token in delta.token_ids]
+    again = core.runner  # type: ignore[attr-defined]
+    assert ids == again._batch.tokens[first.rows[0].row, 3:5].tolist()
+    assert ids == run_one(make_device_engine(prefix_caching=False), [5, 6, 7], greedy(2)).token_ids

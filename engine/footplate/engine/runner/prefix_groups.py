@@ -52,22 +52,30 @@ def _shared_blocks(tables: np.ndarray, most: int) -> int:
 
 
 class GroupFinder:
-    """Finds groups again only when the rows have changed."""
+    """Finds groups again only when those it found no longer hold."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._key: bytes = b""
         self._found: PrefixGroups | None = None
+        self._columns = np.empty((0, 0), dtype=np.int32)  # of tables, as far as prefixes reach
+        self._row_lens = np.empty(0, dtype=np.int32)
 
     def find(self, plan: StepPlan, num_decodes: int, staging: Staging) -> PrefixGroups | None:
         """The groups among a step's leading decodes, on the device."""
         tables, contexts = plan.tables[:num_decodes], plan.context_lens[:num_decodes]
         if num_decodes < 2 or len(np.unique(tables[:, 0])) == num_decodes:
             return None
-        # A prefix's blocks are full and never change while a row holds them; what is beyond may grow.
-        key = tables[:, : plan.tables.shape[1] // 2 + 1].tobytes()
-        if key != self._key:
-            found = find_groups(tables, contexts, self._block_size)
-            self._found = PrefixGroups(*staging.put_all(*found)) if found is not None else None
-            self._key = key
+        if self._found is not None and self._still_holds(tables, contexts):
+            return self._found
+        found = find_groups(tables, contexts, self._block_size)
+        if found is None:
+            self._found = None
+            return None
+        self._found, self._row_lens = PrefixGroups(*staging.put_all(*found)), found[3]
+        self._columns = tables[:, : int(found[2].max()) // self._block_size].copy()
         return self._found
+
+    def _still_holds(self, tables: np.ndarray, contexts: np.ndarray) -> bool:
+        """Whether the same rows stand on the same prefixes, each with a key of its own behind."""
+        same = np.array_equal(tables[:, : self._columns.shape[1]], self._columns)
+        return same and bool((contexts > self._row_lens).all())
