@@ -11,7 +11,9 @@ from structlog.testing import capture_logs
 from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.types import EngineStats
 from footplate.platform.http.health import Readiness
+from footplate.tenancy.errors import StoreUnavailable
 from tests.builders import ADMIN_KEY, SCRAPE_KEY, TENANT_KEY, model_card
+from tests.fakes import KnownKeys
 from tests.platform.conftest import Rig, chat_body, events, text_body
 
 pytestmark = pytest.mark.anyio
@@ -448,3 +450,15 @@ async def test_readiness_names_each_dependency(make_rig: Callable[..., Rig]) -> 
         assert response.status_code == status
         assert response.json()["dependencies"]["valkey"] == {"ready": True, "mode": "local"}
         assert CANARY not in response.text
+
+
+async def test_while_keys_cannot_be_checked_clients_are_to_come_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(keys: KnownKeys, key: str) -> None:
+        raise StoreUnavailable("PostgreSQL gave no answer")
+
+    monkeypatch.setattr(KnownKeys, "authenticate", away)
+    response = await rig.post(PATH, b"{}")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["code"] == "server_is_overloaded"

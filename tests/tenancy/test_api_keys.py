@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
 from footplate.tenancy.api_keys import (
     NewKey,
     Role,
@@ -23,7 +25,7 @@ from footplate.tenancy.api_keys import (
 )
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
 from footplate.tenancy.bootstrap import create_first_keys
-from footplate.tenancy.errors import MasterKeyError, NameTaken, NotFound
+from footplate.tenancy.errors import MasterKeyError, NameTaken, NotFound, StoreUnavailable
 from footplate.tenancy.secrets import MasterKey, hkdf_sha256
 from footplate.tenancy.store import Tenant
 
@@ -263,3 +265,12 @@ def test_a_first_key_of_another_database_is_replaced(tmp_path: Path) -> None:
     parts = parse_key(after.strip())
     assert parts is not None
     assert store.keys[parts[0]].role is Role.MEMBER
+
+
+def test_a_database_that_is_away_is_told_from_a_key_that_is_unknown() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        store = PostgresKeyStore(connect(f"postgresql+psycopg://nobody@127.0.0.1:{port}/none"))
+        with pytest.raises(StoreUnavailable):
+            store.find_key("a" * 8)
