@@ -70,6 +70,12 @@ def _packed_kernel(x: torch.Tensor, segments: Sequence[StoredRows]) -> torch.Ten
     return PackedLinear(PackedMatrix(cpu_ops().library, segments))(x)
 
 
+def _triton_block_copy(*arguments: Any) -> None:
+    from footplate.engine.kernels.block_copy.kernel import block_copy as kernel
+
+    kernel(*arguments)
+
+
 _ROUNDING = "float32 on both sides; sums are taken in another order"
 _HALF = "16-bit results: two last places of bfloat16 (the interpreter truncates where hardware rounds)"
 _HALF_TOLERANCE = (2e-3, 2**-6)
@@ -131,7 +137,7 @@ _TRITON_PAIRS: tuple[KernelPair, ...] = (
     KernelPair(
         "block_copy/triton",
         _in_place(block_copy),
-        _in_place(lambda *arguments: triton_ops().block_copy(*arguments)),
+        _in_place(_triton_block_copy),
         cases.block_copy(),
         0,
         0,

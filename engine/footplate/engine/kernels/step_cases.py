@@ -158,14 +158,6 @@ def decode_inputs() -> Sequence[Case]:
     return [Case("rows" + "_".join(map(str, rows)), partial(build, rows)) for rows in _ROW_LISTS]
 
 
-def advance() -> Sequence[Case]:
-    def build(rows: list[int]) -> tuple[Any, ...]:
-        drawn = torch.arange(100, 100 + len(rows), dtype=torch.int32)
-        return torch.tensor(rows, dtype=torch.int32), _tables(), drawn, torch.full_like(drawn, -7)
-
-    return [Case("rows" + "_".join(map(str, rows)), partial(build, rows)) for rows in _ROW_LISTS]
-
-
 class DrawTables(NamedTuple):
     """Row tables that a draw reads."""
 

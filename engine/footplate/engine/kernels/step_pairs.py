@@ -61,15 +61,6 @@ STEP_PAIRS: tuple[KernelPair, ...] = (
         _EXACT,
     ),
     KernelPair(
-        "decode_step/triton-advance",
-        decode_step.advance,
-        _kernel("decode_step", "advance"),
-        step_cases.advance(),
-        0,
-        0,
-        _EXACT,
-    ),
-    KernelPair(
         "sample/triton",
         sample.sample,
         _kernel("sample", "sample"),

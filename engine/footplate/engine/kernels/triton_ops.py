@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from footplate.engine.kernels.attention.launch import AttentionOptions, Workspace, attention
-from footplate.engine.kernels.block_copy.kernel import block_copy, cache_addresses
 from footplate.engine.kernels.embedding.kernel import embedding
 from footplate.engine.kernels.gated_activation.kernel import gated_activation
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
@@ -67,16 +64,3 @@ class TritonOps:
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Rows of the table [vocabulary, K], times the scale in the table's type: ids [T] -> [T, K]."""
         return embedding(token_ids, table, scale, use_pdl=self._use_pdl)
-
-    def block_copy(
-        self, caches: Sequence[torch.Tensor], copies: torch.Tensor, addresses: torch.Tensor | None = None
-    ) -> None:
-        """Copy whole blocks in all caches: copies [N, 2] integer (source, target); one launch.
-
-        `addresses` is what `cache_addresses(caches)` gave; kept by the caller it saves a transfer.
-        """
-        block_copy(caches, copies, addresses)
-
-    def cache_addresses(self, caches: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Where each cache begins, for `block_copy`."""
-        return cache_addresses(caches)

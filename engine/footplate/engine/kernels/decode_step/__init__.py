@@ -1,1 +1,1 @@
-"""What a decode step reads from the token and block tables, and what it writes back."""
+"""What a decode step reads from the token and block tables, and the blocks it enters there."""

@@ -8,7 +8,6 @@ from footplate.engine.kernels.decode_step.reference import RowTables
 from footplate.engine.kernels.ops import AttentionBatch
 
 _BLOCKS = 128  # table entries a program copies at once
-_ROWS = 128  # rows a program advances
 
 
 @triton.jit
@@ -57,32 +56,6 @@ def _decode_inputs_kernel(
         tl.store(batch_tables + index * batch_tables_stride + at, copied, mask=at < num_blocks)
 
 
-@triton.jit
-def _advance_kernel(
-    rows,
-    tokens,
-    lengths,
-    drawn,
-    output,
-    num_rows,
-    tokens_stride,
-    ROWS: tl.constexpr,
-    USE_PDL: tl.constexpr,
-):
-    index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = index < num_rows
-    if USE_PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.load(rows + index, mask=inside, other=-1).to(tl.int64)
-    is_real = row >= 0
-    token = tl.load(drawn + index, mask=inside, other=0).to(tl.int32)
-    length = tl.load(lengths + row, mask=is_real, other=0)
-    tl.store(tokens + row * tokens_stride + length, token, mask=is_real)
-    tl.store(lengths + row, length + 1, mask=is_real)
-    tl.store(output + index, tl.where(is_real, token, -1), mask=inside)
-
-
 def decode_inputs(
     rows: torch.Tensor,
     new_blocks: torch.Tensor,
@@ -121,33 +94,3 @@ def decode_inputs(
             **({"launch_pdl": True} if use_pdl else {}),
         )
     return token_ids
-
-
-def advance(
-    rows: torch.Tensor,
-    tables: RowTables,
-    drawn: torch.Tensor,
-    output: torch.Tensor,
-    *,
-    use_pdl: bool = False,
-) -> torch.Tensor:
-    """Append drawn [R] to the tokens of `rows` [R] int32 and write it to output [R] int32; row -1 gets -1.
-
-    A row stands at most once in `rows` and has room for one more token. Returns output.
-    """
-    num_rows = rows.shape[0]
-    if num_rows:
-        _advance_kernel[(triton.cdiv(num_rows, _ROWS),)](
-            rows,
-            tables.tokens,
-            tables.lengths,
-            drawn,
-            output,
-            num_rows,
-            tables.tokens.stride(0),
-            ROWS=_ROWS,
-            USE_PDL=use_pdl,
-            num_warps=_ROWS // 32,
-            **({"launch_pdl": True} if use_pdl else {}),
-        )
-    return output

@@ -52,16 +52,3 @@ def decode_inputs(
         batch.context_lens[index] = length
         batch.block_tables[index, :num_blocks] = tables.blocks[row, :num_blocks]
     return token_ids
-
-
-def advance(rows: torch.Tensor, tables: RowTables, drawn: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    """Append drawn [R] to the tokens of `rows` [R] int32 and write it to output [R] int32; row -1 gets -1.
-
-    A row stands at most once in `rows` and has room for one more token. Returns output.
-    """
-    for index, row in enumerate(rows.tolist()):
-        output[index] = drawn[index] if row >= 0 else -1
-        if row >= 0:
-            tables.tokens[row, int(tables.lengths[row])] = int(drawn[index])
-            tables.lengths[row] += 1
-    return output
