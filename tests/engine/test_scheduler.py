@@ -559,3 +559,13 @@ def test_fcfs_gives_a_long_prompt_the_whole_step() -> None:
     driver.add(make_request("short", 6, max_tokens=1))
     driver.step()
     assert not driver.ended
+
+
+def test_what_was_aborted_counts_as_running_until_its_step_is_read() -> None:
+    driver = Driver(ahead=True)
+    driver.add(make_request("a", 5))
+    driver.launch()
+    driver.scheduler.abort("a")
+    assert driver.scheduler.stats().running == 1
+    driver.read()
+    assert driver.scheduler.stats().running == 0
