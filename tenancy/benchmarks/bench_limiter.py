@@ -34,7 +34,8 @@ from footplate.deployments.embedded import EmbeddedValkey
 from footplate.deployments.run_paths import RunPaths
 from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
 from footplate.tenancy.limiter.decisions import Amounts
-from footplate.tenancy.limiter.limits import Quota, limits_for
+from footplate.tenancy.limiter.limits import limits_for
+from footplate.tenancy.quotas import Quota
 
 RESULTS = Path(__file__).parent / "results"
 NUM_CLIENTS = 8

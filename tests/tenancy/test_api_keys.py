@@ -26,6 +26,7 @@ from footplate.tenancy.api_keys import (
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
 from footplate.tenancy.bootstrap import create_first_keys
 from footplate.tenancy.errors import MasterKeyError, NameTaken, NotFound, StoreUnavailable
+from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey, hkdf_sha256
 from footplate.tenancy.store import Tenant
 
@@ -274,3 +275,20 @@ def test_a_database_that_is_away_is_told_from_a_key_that_is_unknown() -> None:
         store = PostgresKeyStore(connect(f"postgresql+psycopg://nobody@127.0.0.1:{port}/none"))
         with pytest.raises(StoreUnavailable):
             store.find_key("a" * 8)
+
+
+def test_a_holder_carries_its_quotas_and_the_default_where_its_tenant_has_none() -> None:
+    world = World()
+    default, own, of_key = Quota(tokens_per_day=1), Quota(tokens_per_day=2), Quota(tokens_per_day=3)
+    keys = CachingAuthenticator(world.store, MASTER, default_quota=default)
+    for tenant_quota, key_quota, expected in (
+        (None, None, (default, None)),
+        (own, of_key, (own, of_key)),
+        (Quota(), None, (Quota(), None)),
+    ):
+        key = world.new_key()
+        stored = world.store.keys[key.split("_")[1]]
+        world.store.keys[stored.public_id] = replace(stored, tenant_quota=tenant_quota, key_quota=key_quota)
+        holder = asyncio.run(keys.authenticate(key))
+        assert holder is not None
+        assert (holder.tenant_quota, holder.key_quota) == expected

@@ -34,7 +34,14 @@ class TenancyAuthenticator:
         holder = await self._keys.authenticate(key)
         if holder is None:
             return None
-        return Principal(holder.key_id, holder.tenant_id, str(holder.role), holder.cache_scope)
+        return Principal(
+            holder.key_id,
+            holder.tenant_id,
+            holder.role.value,
+            holder.cache_scope,
+            holder.tenant_quota,
+            holder.key_quota,
+        )
 
 
 async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
@@ -45,7 +52,11 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
 
     settings = load_settings(Path(spec.config_file) if spec.config_file else None)
     store = PostgresKeyStore(connect(spec.database_url))
-    keys = CachingAuthenticator(store, MasterKey.load(Path(spec.master_key_file)))
+    keys = CachingAuthenticator(
+        store,
+        MasterKey.load(Path(spec.master_key_file)),
+        default_quota=settings.tenancy.default_quota.to_quota(),
+    )
     pipelines = PipelineProvider(Path(spec.data_dir) / "models")
     await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
     readiness = {"database": _database_check(store)}

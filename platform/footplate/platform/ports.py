@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
+from footplate.tenancy.quotas import UNLIMITED, Quota
 
 
 class Generation(Protocol):
@@ -63,12 +64,17 @@ class InferenceClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a key stands for. `cache_scope` is derived from the tenant on the server."""
+    """Who a key stands for, and the quotas that its requests meet, so that no step asks a second time.
+
+    `cache_scope` is derived from the tenant on the server. `key_quota` None: no limits of the key's own.
+    """
 
     key_id: str
     tenant_id: str
     role: str
     cache_scope: bytes
+    tenant_quota: Quota = UNLIMITED
+    key_quota: Quota | None = None
 
 
 class Authenticator(Protocol):

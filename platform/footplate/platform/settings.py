@@ -28,6 +28,8 @@ from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
 from footplate.platform.errors import SettingsError
 from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
+from footplate.tenancy.errors import InvalidQuota
+from footplate.tenancy.quotas import Quota
 
 ENVIRONMENT_PREFIX = "FOOTPLATE_"
 MAX_FILE_BYTES = 1 << 20
@@ -39,7 +41,6 @@ _Port = Annotated[int, Field(ge=0, le=65_535)]
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
-_Money = Annotated[str, Field(pattern=r"^\d{1,15}(\.\d{1,6})?$")]
 
 
 class Section(BaseModel):
@@ -204,25 +205,37 @@ class RouteSettings(Section):
 
 
 class QuotaSettings(Section):
-    """A quota; null is unlimited, 0 refuses all."""
+    """A quota; null is unlimited, 0 refuses all. `footplate.tenancy.quotas` says what each field allows."""
 
-    requests_per_minute: Annotated[int, Field(ge=0)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=0)] | None = None
-    tokens_per_day: Annotated[int, Field(ge=0)] | None = None
-    max_concurrent_requests: Annotated[int, Field(ge=0)] | None = None
-    max_context_tokens: Annotated[int, Field(ge=0)] | None = None
-    allowed_models: list[_Name] | None = None
-    per_model: dict[str, dict[str, int | None]] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    max_concurrent_requests: int | None = None
+    max_context_tokens: int | None = None
+    allowed_models: list[str] | None = None
+    per_model: dict[str, dict[str, int | str | None]] | None = None
     priority: int | None = None
-    weight: Annotated[float, Field(gt=0)] | None = None
-    monthly_budget: _Money | None = None
-    monthly_soft_budget: _Money | None = None
-    cached_token_weight: Annotated[float, Field(ge=0, le=1)] | None = None
+    weight: float | None = None
+    monthly_budget: str | None = None
+    monthly_soft_budget: str | None = None
+    cached_token_weight: float | None = None
     mode: Literal["enforce", "shadow"] | None = None
+
+    @model_validator(mode="after")
+    def _tenancy_accepts(self) -> QuotaSettings:
+        try:
+            self.to_quota()
+        except InvalidQuota as error:
+            raise ValueError(error.message) from None
+        return self
+
+    def to_quota(self) -> Quota:
+        """Tenancy's own value. Raises InvalidQuota for what no quota may be."""
+        return Quota.parse(self.model_dump())
 
 
 class TenancySettings(Section):
-    """What a new tenant gets."""
+    """What holds for a tenant that has no quota of its own."""
 
     default_quota: QuotaSettings = QuotaSettings()
 
@@ -382,8 +395,6 @@ def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], s
         yield ("telemetry", "content_capture", "mode"), f"content capture {later}set off"
     if settings.limits != LimitSettings():
         yield ("limits",), f"changing how limits degrade {later}leave the section out"
-    if settings.tenancy.default_quota != QuotaSettings():
-        yield ("tenancy", "default_quota"), f"a default quota {later}leave it empty"
 
 
 def _read_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from footplate.tenancy.quotas import Quota
+
 BASE62 = string.digits + string.ascii_letters
 PUBLIC_ID_CHARS = 12
 SECRET_CHARS = 32  # 190 bits
@@ -52,6 +54,9 @@ class StoredKey:
     share_group: str | None = None  # tenants of one group share cached blocks
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    # None: the tenant goes by the default, and the key has no limits of its own.
+    tenant_quota: Quota | None = None
+    key_quota: Quota | None = None
 
     def is_live(self, now: datetime) -> bool:
         """Whether the key opens anything at `now` (an aware time)."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from footplate.tenancy.api_keys import Role, StoredKey, is_right_secret, parse_key
+from footplate.tenancy.quotas import UNLIMITED, Quota
 from footplate.tenancy.secrets import MasterKey
 from footplate.tenancy.store import KeyStore
 
@@ -18,17 +19,24 @@ PEPPER_PURPOSE = "api-key-pepper"
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """Who a key stands for. `cache_scope` is equal for tenants of one share group."""
+    """Who a key stands for, and all that deciding on its requests needs.
+
+    `cache_scope` is equal for tenants of one share group. `key_quota` None: the key has no limits of its own.
+    """
 
     key_id: str
     tenant_id: str
     role: Role
     cache_scope: bytes
+    tenant_quota: Quota = UNLIMITED
+    key_quota: Quota | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     stored: StoredKey | None
+    # Made once, so that a request that finds it pays a look-up and a hash.
+    holder: KeyHolder | None
     fetched_at: float
 
 
@@ -48,6 +56,7 @@ class CachingAuthenticator:
         store: KeyStore,
         master_key: MasterKey,
         *,
+        default_quota: Quota = UNLIMITED,
         max_age_s: float = 2.0,
         max_entries: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
@@ -56,12 +65,13 @@ class CachingAuthenticator:
         self._store = store
         self._master_key = master_key
         self._pepper = master_key.derive(PEPPER_PURPOSE)
+        self._default_quota = default_quota
         self._max_age_s = max_age_s
         self._max_entries = max_entries
         self._clock = clock
         self._now = now
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
-        self._fetches: dict[str, asyncio.Task[StoredKey | None]] = {}
+        self._fetches: dict[str, asyncio.Task[_Answer]] = {}
         self._scopes: dict[str, bytes] = {}
 
     async def authenticate(self, key: str) -> KeyHolder | None:
@@ -74,22 +84,20 @@ class CachingAuthenticator:
         if parts is None:
             return None
         public_id, secret = parts
-        stored = await self._look_up(public_id)
+        answer = self._answers.get(public_id)
+        if answer is None or self._clock() - answer.fetched_at >= self._max_age_s:
+            answer = await self._look_up(public_id)
+        stored = answer.stored
         if not is_right_secret(self._pepper, stored, public_id, secret):
             return None
         assert stored is not None
-        if not stored.is_live(self._now()):
-            return None
-        return KeyHolder(stored.public_id, stored.tenant_id, stored.role, self._scope(stored))
+        return answer.holder if stored.is_live(self._now()) else None
 
     def forget(self, public_id: str) -> None:
         """Drop what is known of a key: somebody has told us that it changed."""
         self._answers.pop(public_id, None)
 
-    async def _look_up(self, public_id: str) -> StoredKey | None:
-        answer = self._answers.get(public_id)
-        if answer is not None and self._clock() - answer.fetched_at < self._max_age_s:
-            return answer.stored
+    async def _look_up(self, public_id: str) -> _Answer:
         fetch = self._fetches.get(public_id)
         if fetch is None:
             fetch = asyncio.create_task(self._fetch(public_id))
@@ -98,15 +106,22 @@ class CachingAuthenticator:
         # Shielded: one caller going away must not fail the others that wait for the same key.
         return await asyncio.shield(fetch)
 
-    async def _fetch(self, public_id: str) -> StoredKey | None:
+    async def _fetch(self, public_id: str) -> _Answer:
         # The age counts from before the question: the store may have answered just before a change.
         asked_at = self._clock()
         stored = await asyncio.to_thread(self._store.find_key, public_id)
-        self._answers[public_id] = _Answer(stored, asked_at)
+        answer = _Answer(stored, None if stored is None else self._holder(stored), asked_at)
+        self._answers[public_id] = answer
         self._answers.move_to_end(public_id)
         while len(self._answers) > self._max_entries:
             self._answers.popitem(last=False)
-        return stored
+        return answer
+
+    def _holder(self, stored: StoredKey) -> KeyHolder:
+        quota = stored.tenant_quota if stored.tenant_quota is not None else self._default_quota
+        return KeyHolder(
+            stored.public_id, stored.tenant_id, stored.role, self._scope(stored), quota, stored.key_quota
+        )
 
     def _scope(self, stored: StoredKey) -> bytes:
         # Names of tenants and of groups must not meet.

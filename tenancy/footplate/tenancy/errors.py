@@ -2,6 +2,7 @@
 
     TenancyError
     ├── AmountUnknown       a limit counts tokens and nobody has said how many
+    ├── InvalidQuota        a quota's field is unknown or outside what it allows
     ├── LimiterUnavailable  the store of the limits can't be asked
     ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
     ├── NameTaken           a tenant of that name exists
@@ -20,6 +21,18 @@ class TenancyError(Exception):
 
 class AmountUnknown(TenancyError):
     """A limit counts tokens, and the request came without an estimate of them."""
+
+
+class InvalidQuota(TenancyError):
+    """A quota can't be as asked; `field` is the field's name, with dots into `per_model`."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message, field)
+        self.message = message
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class LimiterUnavailable(TenancyError):

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from footplate.tenancy.limiter.limits import Limit, LimitMode, Quota, limits_for
+from footplate.tenancy.limiter.limits import Limit, limits_for
+from footplate.tenancy.quotas import LimitMode, Quota
 from tests.tenancy.limiter.pairs import LEASE_S, Pair, local_pair, valkey_pair
 from tests.tenancy.limiter.valkey_server import ValkeyServer
 

@@ -6,8 +6,9 @@ import pytest
 
 from footplate.tenancy.errors import AmountUnknown
 from footplate.tenancy.limiter.decisions import Amounts, RefusalKind
-from footplate.tenancy.limiter.limits import Limit, LimitKind, LimitMode, Quota, Scope, limits_for
+from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope, limits_for
 from footplate.tenancy.limiter.reservations import ReservationState
+from footplate.tenancy.quotas import LimitMode, Quota
 from tests.tenancy.limiter.pairs import LEASE_S, Pair
 
 

@@ -14,8 +14,9 @@ from redis.exceptions import ConnectionError as LostConnection
 from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
 from footplate.tenancy.errors import LimiterUnavailable
 from footplate.tenancy.limiter.decisions import Amounts
-from footplate.tenancy.limiter.limits import Limit, LimitKind, Quota, Scope, limits_for
+from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope, limits_for
 from footplate.tenancy.limiter.reservations import ReservationState
+from footplate.tenancy.quotas import Quota
 from tests.tenancy.limiter.pairs import Pair, valkey_pair
 from tests.tenancy.limiter.valkey_server import ValkeyServer, running_cluster
 

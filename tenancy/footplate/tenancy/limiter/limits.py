@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from urllib.parse import quote
+
+from footplate.tenancy.quotas import LimitMode, Quota
 
 
 class LimitKind(StrEnum):
@@ -19,13 +21,6 @@ class LimitKind(StrEnum):
 
 
 TOKEN_KINDS = frozenset({LimitKind.TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_DAY})
-
-
-class LimitMode(StrEnum):
-    """Whether a limit refuses, or only counts and says what it would have refused."""
-
-    ENFORCE = "enforce"
-    SHADOW = "shadow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +92,6 @@ class Limit:
     def is_enforced(self) -> bool:
         """Whether it may refuse."""
         return self.mode is LimitMode.ENFORCE
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The limits of one holder; None is unlimited, 0 refuses all. `per_model` holds further ones by model."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    tokens_per_day: int | None = None
-    max_concurrent_requests: int | None = None
-    per_model: Mapping[str, Quota] = field(default_factory=dict)
-    mode: LimitMode = LimitMode.ENFORCE
 
 
 def limits_for(
