@@ -1,12 +1,16 @@
 """What can go wrong in tenancy.
 
     TenancyError
+    ├── AccessDenied        the caller's role may not do this
     ├── AmountUnknown       a limit counts tokens and nobody has said how many
-    ├── InvalidQuota        a quota's field is unknown or outside what it allows
+    ├── Conflict            it does not fit what is there now
+    │   ├── IdempotencyKeyReused
+    │   └── NameTaken       a tenant of that name exists
+    ├── InvalidValue        a field can't have this value; names the field
+    │   └── InvalidQuota    a quota's field is unknown or outside what it allows
     ├── LimiterUnavailable  the store of the limits can't be asked
     ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
-    ├── NameTaken           a tenant of that name exists
-    ├── NotFound            no such tenant or key
+    ├── NotFound            no such tenant or key, or none that the caller may know of
     └── StoreUnavailable    the store of tenants and keys can't be asked now
 
 Messages never hold a secret.
@@ -19,12 +23,24 @@ class TenancyError(Exception):
     """Root of the tree; never raised itself."""
 
 
+class AccessDenied(TenancyError):
+    """The caller's role may not do this; the message says what it may not."""
+
+
 class AmountUnknown(TenancyError):
     """A limit counts tokens, and the request came without an estimate of them."""
 
 
-class InvalidQuota(TenancyError):
-    """A quota can't be as asked; `field` is the field's name, with dots into `per_model`."""
+class Conflict(TenancyError):
+    """The change does not fit what is there now; the message says what stands against it."""
+
+
+class IdempotencyKeyReused(Conflict):
+    """The caller has used this Idempotency-Key for another request."""
+
+
+class InvalidValue(TenancyError):
+    """A field can't have this value; `field` is its name, with dots into objects."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message, field)
@@ -35,6 +51,10 @@ class InvalidQuota(TenancyError):
         return self.message
 
 
+class InvalidQuota(InvalidValue):
+    """A quota can't be as asked."""
+
+
 class LimiterUnavailable(TenancyError):
     """The store of the limits gave no answer in time, or a wrong one; it may have taken, or not."""
 
@@ -43,12 +63,12 @@ class MasterKeyError(TenancyError):
     """The master key can't be used; the message names the file and the mend."""
 
 
-class NameTaken(TenancyError):
+class NameTaken(Conflict):
     """A tenant of that name exists already."""
 
 
 class NotFound(TenancyError):
-    """There is no tenant or key of that name or id."""
+    """There is no tenant or key of that name or id, or none that the caller may know of."""
 
 
 class StoreUnavailable(TenancyError):

@@ -38,7 +38,16 @@ from footplate.platform.errors import (
     UnsupportedParameter,
 )
 from footplate.platform.http.forms import WRONG_FORM
-from footplate.tenancy.errors import StoreUnavailable
+from footplate.tenancy.errors import (
+    AccessDenied,
+    Conflict,
+    IdempotencyKeyReused,
+    InvalidValue,
+    NameTaken,
+    NotFound,
+    StoreUnavailable,
+    TenancyError,
+)
 
 # pydantic's parser has these limits; neither can be set.
 MAX_JSON_DEPTH = 200
@@ -79,9 +88,8 @@ def api_error(error: Exception) -> ApiError:
         return _from_engine(error)
     if isinstance(error, PlatformError):
         return _from_platform(error)
-    if isinstance(error, StoreUnavailable):
-        message = "Keys can't be checked at the moment; try again."
-        return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
+    if isinstance(error, TenancyError):
+        return _from_tenancy(error)
     if isinstance(error, HTTPException):
         return _from_framework(error)
     return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
@@ -127,6 +135,30 @@ def _from_platform(error: PlatformError) -> ApiError:
         # Never sent: the answer had begun. It only keeps a client's fault out of the server's errors.
         return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
     return ApiError(500, "The server is not set up for this request.", _SERVER, _SERVER)
+
+
+def _from_tenancy(error: TenancyError) -> ApiError:
+    if isinstance(error, StoreUnavailable):
+        message = "The database can't be asked at the moment; try again."
+        return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
+    if isinstance(error, InvalidValue):
+        return ApiError(400, _sentence(error), code="invalid_value", param=error.field)
+    if isinstance(error, AccessDenied):
+        return ApiError(403, _sentence(error), code="permission_denied")
+    if isinstance(error, NotFound):
+        return ApiError(404, _sentence(error), code="not_found")
+    if isinstance(error, Conflict):
+        codes: dict[type[Conflict], str] = {
+            NameTaken: "name_taken",
+            IdempotencyKeyReused: "idempotency_key_reused",
+        }
+        return ApiError(409, _sentence(error), code=codes.get(type(error), "conflict"))
+    return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
+
+
+def _sentence(error: TenancyError) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _from_framework(error: HTTPException) -> ApiError:
