@@ -18,7 +18,7 @@ from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope, limits_for
 from footplate.tenancy.limiter.reservations import ReservationState
 from footplate.tenancy.quotas import Quota
 from tests.tenancy.limiter.pairs import Pair, valkey_pair
-from tests.tenancy.limiter.valkey_server import ValkeyServer, running_cluster
+from tests.tenancy.limiter.valkey_server import ValkeyServer, running_cluster, running_valkey
 
 NUM_CLIENTS = 64
 
@@ -130,11 +130,8 @@ class LosesAnswers:
         self._client = client
         self.is_losing = False
 
-    def evalsha(self, *arguments: Any) -> Coroutine[Any, Any, Any]:
-        return self._answer(self._client.evalsha, *arguments)
-
-    def eval(self, *arguments: Any) -> Coroutine[Any, Any, Any]:
-        return self._answer(self._client.eval, *arguments)
+    def execute_command(self, *arguments: Any) -> Coroutine[Any, Any, Any]:
+        return self._answer(self._client.execute_command, *arguments)
 
     async def _answer(self, method: Any, *arguments: Any) -> Any:
         reply = await method(*arguments)
@@ -172,7 +169,7 @@ def test_a_lost_answer_counts_neither_the_reservation_nor_the_usage_twice(valkey
 class NeverAnswers:
     """A client that waits for good: for a connection, say, or for a name to be resolved."""
 
-    async def evalsha(self, *_: Any) -> Any:
+    async def execute_command(self, *_: Any) -> Any:
         await asyncio.Event().wait()
 
 
@@ -216,12 +213,15 @@ def test_every_key_ends_by_itself(valkey: ValkeyServer) -> None:
         for name in ("held", "kept", "settled", "released"):
             pair.reserve(name, limits, 10)
         pair.heartbeat("kept", 5)
+        pair.advance(300)
         pair.settle("settled", 7)
-        pair.settle("kept", 25)
+        pair.reserve("later", limits, 10)
+        pair.settle("later", 25)
         pair.release("released")
+        pair.reserve("last", limits, 1)
         keys = _keys(valkey, pair)
-        # Eight counters, four reservations, and the leases.
-        assert len(keys) == 13
+        # Of two scopes the windows, who runs, and the history of a day; six reservations and the leases.
+        assert len(keys) == 2 * 3 + 6 + 1
         # Most for what a reservation needs that could give back to a day's window: that window and its lease.
         needed_ms = (86_400 + 600 + 30) * 1_000
         assert all(0 < int(str(valkey.ask("PTTL", key))) <= needed_ms * 1.25 for key in keys)
@@ -231,8 +231,8 @@ def test_a_flush_leaves_no_counter_negative(valkey: ValkeyServer) -> None:
     with valkey_pair(valkey.url) as pair:
         limit = tokens_per_minute(pair.tenant_id, 100)
         pair.reserve("a", [limit], 80)
-        counter = next(key for key in _keys(valkey, pair) if "tokens" in key)
-        valkey.ask("DEL", counter)
+        [windows] = [key for key in _keys(valkey, pair) if ":windows:" in key]
+        valkey.ask("DEL", windows)
         limiter, run = pair.limiter, pair.runner.run
         run(limiter.reserve(pair.tenant_id, "b", [limit], Amounts(20)))
         assert run(limiter.release(pair.tenant_id, "a")).is_changed
@@ -242,6 +242,22 @@ def test_a_flush_leaves_no_counter_negative(valkey: ValkeyServer) -> None:
         run(limiter.release(pair.tenant_id, "b"))
         [state] = run(limiter.peek(pair.tenant_id, [limit]))
         assert state.used == 0
+
+
+def test_what_a_lost_history_held_counts_no_more(valkey: ValkeyServer) -> None:
+    with valkey_pair(valkey.url) as pair:
+        limit = tokens_per_minute(pair.tenant_id, 100)
+        limiter, run = pair.limiter, pair.runner.run
+        for name in ("a", "b", "c"):
+            run(limiter.reserve(pair.tenant_id, name, [limit], Amounts(20)))
+            pair.advance(1)
+        [history] = [key for key in _keys(valkey, pair) if key.endswith("windows:tenant:2")]
+        valkey.ask("DEL", history)
+        assert not run(limiter.reserve(pair.tenant_id, "d", [limit], Amounts(90))).is_admitted
+        run(limiter.reserve(pair.tenant_id, "d", [limit], Amounts(20)))
+        assert run(limiter.release(pair.tenant_id, "a")).is_changed
+        [state] = run(limiter.peek(pair.tenant_id, [limit]))
+        assert state.used == 40
 
 
 def test_a_clock_that_steps_back_forgets_nothing(valkey: ValkeyServer) -> None:
@@ -260,10 +276,56 @@ def test_a_clock_that_steps_back_forgets_nothing(valkey: ValkeyServer) -> None:
         assert state.used == 100
 
 
-def test_a_server_without_the_script_gets_it(valkey: ValkeyServer) -> None:
+@pytest.mark.parametrize("loss", [("FUNCTION", "FLUSH"), ("SCRIPT", "FLUSH")], ids=" ".join)
+def test_a_server_that_lost_the_function_gets_it(valkey: ValkeyServer, loss: tuple[str, ...]) -> None:
     with valkey_pair(valkey.url) as pair:
         limit = tokens_per_minute(pair.tenant_id, 100)
         pair.reserve("a", [limit], 10)
-        valkey.ask("SCRIPT", "FLUSH")
+        valkey.ask(*loss)
         pair.settle("a", 5)
         assert pair.used(limit) == [5]
+
+
+def test_many_find_the_function_missing_at_once(valkey: ValkeyServer) -> None:
+    limit = tokens_per_minute("at once", 1_000)
+
+    async def run() -> None:
+        client = connect(valkey.url, timeout_s=5)
+        limiter = ValkeyLimiter(client, ValkeyLimiterConfig(timeout_s=5))
+        calls = (limiter.reserve("at once", f"call {n}", [limit], Amounts(10)) for n in range(50))
+        assert all(decision.is_admitted for decision in await asyncio.gather(*calls))
+        [state] = await limiter.peek("at once", [limit])
+        assert state.used == 500
+        await client.aclose()
+
+    valkey.ask("FUNCTION", "FLUSH")
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["one server", "cluster"])
+def test_one_decision_is_one_round_trip(is_cluster: bool) -> None:
+    quota = Quota(1_000, 100_000, 1_000_000, 50)
+    limits = limits_for("one trip", "k", "m", tenant_quota=quota, key_quota=quota)
+
+    async def run(server: ValkeyServer) -> None:
+        client: Any = RedisCluster.from_url(server.url) if is_cluster else connect(server.url, timeout_s=5)
+        limiter = ValkeyLimiter(client, ValkeyLimiterConfig(timeout_s=5))
+        await limiter.reserve("one trip", "first", limits, Amounts(10))
+        before = _num_commands(server)
+        for number in range(20):
+            await limiter.reserve("one trip", f"call {number}", limits, Amounts(10))
+            await limiter.heartbeat("one trip", f"call {number}", 3)
+            await limiter.settle("one trip", f"call {number}", 7)
+        assert _num_commands(server) - before == 60
+        await client.aclose()
+
+    with running_cluster() if is_cluster else running_valkey() as server:
+        asyncio.run(run(server))
+
+
+def _num_commands(server: ValkeyServer) -> int:
+    """Commands that came over connections of the limiter; those inside a function are left out."""
+    stats = server.ask("INFO", "commandstats")
+    assert isinstance(stats, dict)
+    own = ("cmdstat_fcall", "cmdstat_eval", "cmdstat_command", "cmdstat_function")
+    return sum(found["calls"] for name, found in stats.items() if name.startswith(own))

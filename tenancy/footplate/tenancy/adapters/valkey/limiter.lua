@@ -1,33 +1,29 @@
 -- Every step of the limiter, for one tenant. Nothing else runs meanwhile: all counters change, or none.
+-- Loaded once as a function: Python puts the library's head and the constants BUCKET_MS and NUM_BUCKETS, by
+-- unit, before this text, and registers `main` after it.
 --
--- KEYS  1: the tenant's leases   2: the reservation   3 and on: one counter for each limit
--- ARGV  1: command   2: request id   3: lease, ms   4: how long an ended reservation is remembered, ms
---       5: tokens, -1 for unknown   6: number of limits
---       then six for each limit: unit (r, t or c), amount, max, 1 if enforced, bucket ms, number of buckets
---       and last, from tests only: milliseconds to add to the server's time
+-- KEYS  1: the tenant's leases; its other keys are made from it, share its hash tag, and so lie in its slot
+-- ARGV  1: msgpack of {command, request id, lease ms, how long an ended reservation is remembered in ms,
+--          tokens or -1 for unknown, ms to add to the server's time (tests only),
+--          and four for each limit: scope, unit, max, 1 if enforced}
 --
--- A tenant's keys share one hash tag, so the keys that are made here from the first one are in its slot.
--- A window is a hash: t total, o no bucket is older, n the newest bucket, and an amount for each bucket.
--- Concurrency is a sorted set of request ids by the end of their lease: it heals by itself.
--- A reservation is packed: state, end of lease, tokens reserved, tokens used so far, lifetime, counters; a counter
--- is packed as key, unit, amount, bucket, bucket ms, number of buckets.
+-- A scope's windows are one packed string, four numbers for each of the units REQUESTS, MINUTE and DAY:
+-- total, newest bucket, amount of that bucket, and the bucket that none is older than. Only when a bucket
+-- closes does its amount move to the window's history, a hash from bucket to amount. A window of nothing is
+-- all zeros.
+-- Running requests are a sorted set of ids by the end of their lease: it heals by itself.
+-- A reservation is packed: end of lease, tokens reserved, used so far, lifetime, and five for each scope:
+-- name, the bucket of each window it was taken from or 0, and 1 if it counts as running. An ended one is
+-- its state's name.
 
-local MAX_SWEPT = 64
-local NEVER = -1
-local KEY, UNIT, AMOUNT, BUCKET, BUCKET_MS, NUM_BUCKETS = 1, 2, 3, 4, 5, 6
-local STATE, LEASE_END, TOKENS, PROGRESS, LIFETIME, COUNTERS = 1, 2, 3, 4, 5, 6
+local MAX_SWEPT, CHUNK, NEVER, RELEASED = 64, 32, -1, -1
+local REQUESTS, MINUTE, DAY, RUNNING = 1, 2, 3, 4
+local TOTAL, NEWEST, AMOUNT, OLDEST = 1, 2, 3, 4
+local COMMAND, ID, LEASE_MS, REMEMBERED_MS, TOKENS, OFFSET_MS, LIMITS = 1, 2, 3, 4, 5, 6, 7
+local LEASE_END, RESERVED, PROGRESS, LIFETIME, SCOPES = 1, 2, 3, 4, 5
 
-local command, request_id = ARGV[1], ARGV[2]
-local lease_ms, remembered_ms, tokens = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local num_limits = tonumber(ARGV[6])
-local leases, base = KEYS[1], string.sub(KEYS[1], 1, -7)
-
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[7 + 6 * num_limits] or 0)
-
-local function reservation_key(id)
-  return base .. 'reservation:' .. id
-end
+-- Of the call that runs; `main` sets them anew.
+local ask, leases, base, now, scopes, num_swept
 
 -- A key outlives the longest need that anybody had of it; by a quarter, so that most calls only look.
 local function keep(key, ms)
@@ -36,139 +32,232 @@ local function keep(key, ms)
   end
 end
 
-local function amounts_between(key, first, last)
+local function span_ms(unit)
+  return (NUM_BUCKETS[unit] + 2) * BUCKET_MS[unit]
+end
+
+local function end_of(bucket, unit)
+  return (bucket + NUM_BUCKETS[unit] + 1) * BUCKET_MS[unit]
+end
+
+-- Read once a call, however many limits and ended leases meet it; written once at the end.
+local function scope_of(name)
+  local scope = scopes[name]
+  if not scope then
+    local key = base .. 'windows:' .. name
+    local raw = redis.call('GET', key)
+    local windows = raw and cmsgpack.unpack(raw) or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    scope = {name = name, key = key, running = base .. 'running:' .. name, windows = windows}
+    scopes[name] = scope
+  end
+  return scope
+end
+
+local function history_of(scope, unit)
+  return scope.key .. ':' .. unit
+end
+
+local function save_scopes()
+  for _, scope in pairs(scopes) do
+    local w = scope.windows
+    if scope.is_changed then
+      local unit = w[4 * DAY - 4 + NEWEST] ~= 0 and DAY or MINUTE
+      if unit == DAY or w[NEWEST] ~= 0 or w[4 + NEWEST] ~= 0 then
+        redis.call('SET', scope.key, cmsgpack.pack(w), 'PX', span_ms(unit))
+      else
+        redis.call('DEL', scope.key)
+      end
+    end
+  end
+end
+
+local function set_window(scope, unit, total, newest, amount, oldest)
+  local w, at = scope.windows, 4 * unit - 4
+  w[at + TOTAL], w[at + NEWEST], w[at + AMOUNT], w[at + OLDEST] = total, newest, amount, oldest
+  scope.is_changed = true
+end
+
+local function forget_window(scope, unit)
+  local w, at = scope.windows, 4 * unit - 4
+  if w[at + OLDEST] < w[at + NEWEST] then
+    redis.call('DEL', history_of(scope, unit))
+  end
+  set_window(scope, unit, 0, 0, 0, 0)
+end
+
+local function amounts_between(history, first, last)
   local fields = {}
   for bucket = first, last do
     fields[#fields + 1] = bucket
   end
-  return redis.call('HMGET', key, unpack(fields)), fields
+  return redis.call('HMGET', history, unpack(fields)), fields
 end
 
--- The window at this moment, buckets that have left it dropped.
-local function read_window(key, bucket_ms, num_buckets)
-  local bucket = math.floor(now / bucket_ms)
-  local head = redis.call('HMGET', key, 't', 'o', 'n', bucket)
-  local newest = tonumber(head[3])
-  if not newest then
-    return {total = 0, bucket = bucket, oldest = bucket, amount = 0}
-  end
+-- Drop what has left the window; the bucket of this moment.
+local function roll(scope, unit)
+  local w, at = scope.windows, 4 * unit - 4
+  local bucket, newest, oldest = math.floor(now / BUCKET_MS[unit]), w[at + NEWEST], w[at + OLDEST]
   -- After a fail-over the clock may be behind: what was taken must not be forgotten for that.
-  if newest > bucket then
-    bucket = newest
-    head[4] = redis.call('HGET', key, bucket)
+  if newest >= bucket then
+    return newest
   end
-  local first = bucket - num_buckets
+  local first = bucket - NUM_BUCKETS[unit]
+  if newest == 0 or oldest >= first then
+    return bucket
+  end
   if newest < first then
-    redis.call('DEL', key)
-    return {total = 0, bucket = bucket, oldest = bucket, amount = 0}
+    forget_window(scope, unit)
+    return bucket
   end
-  local total, oldest = tonumber(head[1]), tonumber(head[2])
-  if oldest < first then
-    local amounts, fields = amounts_between(key, oldest, first - 1)
+  local last = math.min(first, newest) - 1
+  if oldest <= last then
+    local history = history_of(scope, unit)
+    local amounts, fields = amounts_between(history, oldest, last)
     for i = 1, #fields do
-      total = total - (tonumber(amounts[i]) or 0)
+      w[at + TOTAL] = w[at + TOTAL] - (tonumber(amounts[i]) or 0)
     end
-    redis.call('HDEL', key, unpack(fields))
-    redis.call('HSET', key, 't', total, 'o', first)
-    oldest = first
+    redis.call('HDEL', history, unpack(fields))
+    w[at + OLDEST] = last + 1
+    scope.is_changed = true
   end
-  return {total = total, bucket = bucket, oldest = oldest, newest = newest, amount = tonumber(head[4]) or 0}
+  return bucket
 end
 
-local function end_of(bucket, bucket_ms, num_buckets)
-  return (bucket + num_buckets + 1) * bucket_ms
-end
-
-local function window_take(key, window, amount, bucket_ms, num_buckets)
+local function take(scope, unit, amount)
+  local bucket = roll(scope, unit)
   if amount == 0 then
-    return
+    return bucket
   end
-  window.total = window.total + amount
-  window.newest = window.bucket
-  redis.call(
-    'HSET', key, window.bucket, window.amount + amount, 't', window.total, 'o', window.oldest, 'n', window.bucket
-  )
-  keep(key, (num_buckets + 2) * bucket_ms)
+  local w, at = scope.windows, 4 * unit - 4
+  local newest = w[at + NEWEST]
+  if newest == bucket then
+    w[at + AMOUNT] = w[at + AMOUNT] + amount
+    w[at + TOTAL] = w[at + TOTAL] + amount
+    scope.is_changed = true
+  elseif newest == 0 then
+    -- A history without its window is what somebody else's deletion left.
+    redis.call('DEL', history_of(scope, unit))
+    set_window(scope, unit, amount, bucket, amount, bucket)
+  else
+    local history = history_of(scope, unit)
+    redis.call('HSET', history, newest, w[at + AMOUNT])
+    keep(history, span_ms(unit))
+    -- A history of this alone: whatever else the total holds was deleted by somebody.
+    local total = redis.call('HLEN', history) == 1 and w[at + AMOUNT] or w[at + TOTAL]
+    set_window(scope, unit, total + amount, bucket, amount, w[at + OLDEST])
+  end
+  return bucket
 end
 
-local function newest_bucket(key)
-  local newest = 0
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    newest = math.max(newest, tonumber(field) or 0)
+-- The newest bucket is empty now: the one before it, if any, takes its place.
+local function step_back(scope, unit)
+  local history, newest = history_of(scope, unit), 0
+  for _, field in ipairs(redis.call('HKEYS', history)) do
+    newest = math.max(newest, tonumber(field))
   end
-  return newest
+  if newest == 0 then
+    return forget_window(scope, unit)
+  end
+  local w, at = scope.windows, 4 * unit - 4
+  local amount = tonumber(redis.call('HGET', history, newest))
+  redis.call('HDEL', history, newest)
+  set_window(scope, unit, w[at + TOTAL], newest, amount, w[at + OLDEST])
 end
 
--- Give back to the bucket that it was taken from. If that has left the window it is gone, and holds nothing.
-local function window_give_back(counter, amount)
-  local key, bucket = counter[KEY], counter[BUCKET]
-  local window = read_window(key, counter[BUCKET_MS], counter[NUM_BUCKETS])
-  if not window.newest then
+-- To the bucket that it was taken from. If that has left the window it is gone, and holds nothing.
+local function give_back(scope, unit, bucket, amount)
+  roll(scope, unit)
+  local w, at = scope.windows, 4 * unit - 4
+  local newest = w[at + NEWEST]
+  if amount == 0 or newest == 0 or bucket > newest or bucket < w[at + OLDEST] then
     return
   end
-  local held = tonumber(redis.call('HGET', key, bucket)) or 0
-  amount = math.min(amount, held)
-  local total = window.total - amount
-  if total == 0 then
-    redis.call('DEL', key)
-    return
-  end
-  redis.call('HSET', key, bucket, held - amount, 't', total)
-  if amount == held then
-    redis.call('HDEL', key, bucket)
-    if bucket == window.newest then
-      redis.call('HSET', key, 'n', newest_bucket(key))
+  scope.is_changed = true
+  if bucket == newest then
+    amount = math.min(amount, w[at + AMOUNT])
+    w[at + AMOUNT] = w[at + AMOUNT] - amount
+  else
+    local history = history_of(scope, unit)
+    local left = redis.call('HINCRBY', history, bucket, -amount)
+    if left <= 0 then
+      amount = amount + left
+      redis.call('HDEL', history, bucket)
     end
+  end
+  w[at + TOTAL] = w[at + TOTAL] - amount
+  if w[at + TOTAL] <= 0 then
+    forget_window(scope, unit)
+  elseif w[at + AMOUNT] == 0 then
+    step_back(scope, unit)
   end
 end
 
 -- Until enough of the oldest buckets have left for an excess to fit.
-local function window_wait(key, window, excess, bucket_ms, num_buckets)
-  local amounts, fields = amounts_between(key, window.oldest, window.newest)
-  for i = 1, #fields do
-    excess = excess - (tonumber(amounts[i]) or 0)
-    if excess <= 0 then
-      return end_of(fields[i], bucket_ms, num_buckets) - now
+local function wait_for(scope, unit, excess)
+  local w, at = scope.windows, 4 * unit - 4
+  local newest, history = w[at + NEWEST], history_of(scope, unit)
+  for first = w[at + OLDEST], newest - 1, CHUNK do
+    local amounts, fields = amounts_between(history, first, math.min(first + CHUNK, newest) - 1)
+    for i = 1, #fields do
+      excess = excess - (tonumber(amounts[i]) or 0)
+      if excess <= 0 then
+        return end_of(fields[i], unit) - now
+      end
     end
   end
-  return NEVER
+  return end_of(newest, unit) - now
 end
 
-local function load(id)
-  local raw = redis.call('GET', reservation_key(id))
-  return raw and cmsgpack.unpack(raw)
+local function reservation_key(id)
+  return base .. 'reservation:' .. id
 end
 
--- Release gives all back. Settling and expiry correct the tokens to what was used; the request was made.
-local function give_back(id, record, used)
-  for _, counter in ipairs(record[COUNTERS]) do
-    if counter[UNIT] == 'c' then
-      redis.call('ZREM', counter[KEY], id)
-    elseif counter[UNIT] == 't' and used > counter[AMOUNT] then
-      -- Charged now: the bucket of the reservation may have left the window, and with it the charge.
-      local window = read_window(counter[KEY], counter[BUCKET_MS], counter[NUM_BUCKETS])
-      window_take(counter[KEY], window, used - counter[AMOUNT], counter[BUCKET_MS], counter[NUM_BUCKETS])
-    elseif counter[UNIT] == 't' and used < counter[AMOUNT] then
-      window_give_back(counter, counter[AMOUNT] - math.max(used, 0))
-    elseif counter[UNIT] == 'r' and used < 0 then
-      window_give_back(counter, counter[AMOUNT])
-    end
+-- Settling and expiry correct the tokens to what was used; the request was made. Release gives all back.
+local function correct(scope, unit, bucket, reserved, used)
+  if used > reserved then
+    -- Charged now: the bucket of the reservation may have left the window, and with it the charge.
+    take(scope, unit, used - reserved)
+  else
+    give_back(scope, unit, bucket, reserved - math.max(used, 0))
   end
 end
-
-local RELEASED = -1
 
 local function finish(id, record, state, used)
-  give_back(id, record, used)
-  redis.call('SET', reservation_key(id), cmsgpack.pack({state}), 'PX', remembered_ms)
+  for at = SCOPES, #record, 5 do
+    local scope = scope_of(record[at])
+    local buckets = {record[at + REQUESTS], record[at + MINUTE], record[at + DAY]}
+    if buckets[REQUESTS] ~= 0 and used == RELEASED then
+      give_back(scope, REQUESTS, buckets[REQUESTS], 1)
+    end
+    for unit = MINUTE, DAY do
+      if buckets[unit] ~= 0 then
+        correct(scope, unit, buckets[unit], record[RESERVED], used)
+      end
+    end
+    if record[at + RUNNING] == 1 then
+      redis.call('ZREM', scope.running, id)
+    end
+  end
+  redis.call('SET', reservation_key(id), state, 'PX', ask[REMEMBERED_MS])
   redis.call('ZREM', leases, id)
+end
+
+-- The record of a held reservation, or nil and the state that it is in.
+local function load(id)
+  local raw = redis.call('GET', reservation_key(id))
+  if not raw then
+    return nil, 'unknown'
+  elseif string.byte(raw) < 128 then
+    return nil, raw
+  end
+  return cmsgpack.unpack(raw), 'held'
 end
 
 local function sweep()
   local ids = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, MAX_SWEPT)
   for _, id in ipairs(ids) do
     local record = load(id)
-    if record and record[STATE] == 'held' then
+    if record then
       finish(id, record, 'expired', record[PROGRESS])
     else
       redis.call('ZREM', leases, id)
@@ -177,162 +266,178 @@ local function sweep()
   return #ids
 end
 
--- The record while it is held; else the state that it is in. Not left to the sweep, whose work is bounded.
+-- As `load`, and ended if its lease is over. Not left to the sweep, whose work is bounded.
 local function held_record(id)
-  local record = load(id)
-  if not record then
-    return nil, 'unknown'
-  end
-  if record[STATE] == 'held' and record[LEASE_END] <= now then
+  local record, state = load(id)
+  if record and record[LEASE_END] <= now then
     finish(id, record, 'expired', record[PROGRESS])
     return nil, 'expired'
   end
-  if record[STATE] ~= 'held' then
-    return nil, record[STATE]
-  end
-  return record, 'held'
+  return record, state
 end
 
-local function limit_at(i)
-  local at = 6 + 6 * (i - 1)
-  return {
-    key = KEYS[2 + i], unit = ARGV[at + 1], amount = tonumber(ARGV[at + 2]), max = tonumber(ARGV[at + 3]),
-    enforced = ARGV[at + 4] == '1', bucket_ms = tonumber(ARGV[at + 5]), num_buckets = tonumber(ARGV[at + 6]),
-  }
+local function running_of(limit)
+  local key = limit.scope.running
+  local running = redis.call('ZCARD', key)
+  -- Those whose lease is over were swept, unless there were too many or their record is lost.
+  if running >= limit.max or num_swept == MAX_SWEPT then
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+    running = redis.call('ZCARD', key)
+  end
+  return running
 end
 
--- Fills in what is used and how long the amount must wait.
-local function check(limit)
-  if limit.unit == 'c' then
-    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', now)
-    limit.used = redis.call('ZCARD', limit.key)
-  else
-    limit.window = read_window(limit.key, limit.bucket_ms, limit.num_buckets)
-    limit.used = limit.window.total
+local function used_of(limit)
+  if limit.unit == RUNNING then
+    return running_of(limit)
   end
+  roll(limit.scope, limit.unit)
+  return limit.scope.windows[4 * limit.unit - 4 + TOTAL]
+end
+
+local function wait_of(limit)
   local excess = limit.used + limit.amount - limit.max
   if limit.amount > limit.max or limit.max == 0 then
-    limit.wait = NEVER
+    return NEVER
   elseif excess <= 0 then
-    limit.wait = 0
-  elseif limit.unit == 'c' then
-    limit.wait = 1
-  else
-    limit.wait = window_wait(limit.key, limit.window, excess, limit.bucket_ms, limit.num_buckets)
+    return 0
+  elseif limit.unit == RUNNING then
+    return 1
   end
+  return wait_for(limit.scope, limit.unit, excess)
 end
 
 local function reset_of(limit)
-  if limit.unit == 'c' then
-    local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
-    return last[2] and tonumber(last[2]) - now or 0
+  if limit.unit == RUNNING then
+    local last = redis.call('ZRANGE', limit.scope.running, -1, -1, 'WITHSCORES')
+    return last[2] and math.max(0, tonumber(last[2]) - now) or 0
   end
-  local newest = limit.window.newest
-  return newest and limit.used > 0 and end_of(newest, limit.bucket_ms, limit.num_buckets) - now or 0
+  local newest = limit.scope.windows[4 * limit.unit - 4 + NEWEST]
+  return newest ~= 0 and end_of(newest, limit.unit) - now or 0
 end
 
-local function take(limit, lease_end)
-  if limit.unit == 'c' then
-    redis.call('ZADD', limit.key, lease_end, request_id)
-    keep(limit.key, lease_ms)
-  else
-    window_take(limit.key, limit.window, limit.amount, limit.bucket_ms, limit.num_buckets)
+local function read_limits(is_asked_only)
+  local limits, tokens = {}, ask[TOKENS]
+  for at = LIMITS, #ask, 4 do
+    local unit = ask[at + 1]
+    local amount = (unit == MINUTE or unit == DAY) and tokens or 1
+    local limit = {
+      scope = scope_of(ask[at]), unit = unit, amount = is_asked_only and 0 or amount,
+      max = ask[at + 2], is_enforced = ask[at + 3] == 1,
+    }
+    limit.used = used_of(limit)
+    limit.wait = wait_of(limit)
+    limits[#limits + 1] = limit
   end
-  limit.used = limit.used + limit.amount
-  local bucket = limit.window and limit.window.bucket or 0
-  return {limit.key, limit.unit, limit.amount, bucket, limit.bucket_ms, limit.num_buckets}
+  return limits
 end
 
 -- Remembered until every window that it was taken from has passed: after that there is nothing to give back.
 local function save(record)
-  redis.call('SET', KEYS[2], cmsgpack.pack(record), 'PX', record[LIFETIME])
-  redis.call('ZADD', leases, record[LEASE_END], request_id)
+  redis.call('SET', reservation_key(ask[ID]), cmsgpack.pack(record), 'PX', record[LIFETIME])
+  redis.call('ZADD', leases, record[LEASE_END], ask[ID])
   keep(leases, record[LIFETIME])
 end
 
 local function take_all(limits)
-  local lease_end, lifetime, counters = now + lease_ms, remembered_ms, {}
-  for i, limit in ipairs(limits) do
-    counters[i] = take(limit, lease_end)
-    lifetime = math.max(lifetime, (limit.num_buckets + 2) * limit.bucket_ms)
+  local lease_end, lifetime = now + ask[LEASE_MS], ask[REMEMBERED_MS]
+  local record, places = {lease_end, ask[TOKENS], 0, 0}, {}
+  for _, limit in ipairs(limits) do
+    local scope, unit = limit.scope, limit.unit
+    local place = places[scope.name]
+    if not place then
+      place = #record + 1
+      places[scope.name], record[place] = place, scope.name
+      for unit_of_scope = REQUESTS, RUNNING do
+        record[place + unit_of_scope] = 0
+      end
+    end
+    if unit == RUNNING then
+      redis.call('ZADD', scope.running, lease_end, ask[ID])
+      keep(scope.running, ask[LEASE_MS])
+      record[place + RUNNING] = 1
+      limit.reset = ask[LEASE_MS]
+    else
+      record[place + unit] = take(scope, unit, limit.amount)
+      lifetime = math.max(lifetime, span_ms(unit))
+    end
+    limit.used = limit.used + limit.amount
   end
-  save({'held', lease_end, tokens, 0, lifetime + lease_ms, counters})
+  record[LIFETIME] = lifetime + ask[LEASE_MS]
+  save(record)
 end
 
 -- What the caller is told: now, how it ended, and used, reset and wait of each limit.
 local function reserve(is_asked_only)
-  local limits, verdict = {}, is_asked_only and 'peeked' or 'admitted'
-  local record, state = nil, 'unknown'
+  local verdict, record = 'peeked', nil
   if not is_asked_only then
-    record, state = held_record(request_id)
+    record, verdict = held_record(ask[ID])
   end
-  for i = 1, num_limits do
-    limits[i] = limit_at(i)
-    check(limits[i])
-    if limits[i].enforced and limits[i].wait ~= 0 and not is_asked_only then
-      verdict = 'refused'
+  local limits = read_limits(is_asked_only)
+  if verdict == 'unknown' then
+    verdict = 'admitted'
+    for _, limit in ipairs(limits) do
+      if limit.is_enforced and limit.wait ~= 0 then
+        verdict = 'refused'
+      end
     end
   end
-  if state ~= 'unknown' then
-    verdict = state
-  elseif verdict == 'admitted' then
+  if verdict == 'admitted' then
     take_all(limits)
   end
   local reply = {now, verdict}
   for _, limit in ipairs(limits) do
-    reply[#reply + 1] = limit.used
-    reply[#reply + 1] = reset_of(limit)
-    reply[#reply + 1] = limit.wait
+    local at = #reply
+    reply[at + 1], reply[at + 2], reply[at + 3] = limit.used, limit.reset or reset_of(limit), limit.wait
   end
   return reply
 end
 
-local function settle()
-  local record, state = held_record(request_id)
+local function finish_asked(state, used)
+  local record, found = held_record(ask[ID])
   if not record then
-    return {now, 0, state}
+    return {now, 0, found}
   end
   -- Nobody knows what was used: all of it, so that nothing goes back.
-  finish(request_id, record, 'settled', math.max(0, tokens < 0 and record[TOKENS] or tokens))
-  return {now, 1, 'settled'}
-end
-
-local function release()
-  local record, state = held_record(request_id)
-  if not record then
-    return {now, 0, state}
-  end
-  finish(request_id, record, 'released', RELEASED)
-  return {now, 1, 'released'}
+  finish(ask[ID], record, state, used or math.max(0, record[RESERVED]))
+  return {now, 1, state}
 end
 
 local function heartbeat()
-  local record, state = held_record(request_id)
+  local record, state = held_record(ask[ID])
   if not record then
     return {now, 0, state}
   end
-  record[LEASE_END] = math.max(record[LEASE_END], now + lease_ms)
-  record[PROGRESS] = math.max(record[PROGRESS], tokens)
-  for _, counter in ipairs(record[COUNTERS]) do
-    if counter[UNIT] == 'c' then
-      redis.call('ZADD', counter[KEY], record[LEASE_END], request_id)
-      keep(counter[KEY], lease_ms)
+  record[LEASE_END] = math.max(record[LEASE_END], now + ask[LEASE_MS])
+  record[PROGRESS] = math.max(record[PROGRESS], ask[TOKENS])
+  for at = SCOPES, #record, 5 do
+    if record[at + RUNNING] == 1 then
+      local running = base .. 'running:' .. record[at]
+      redis.call('ZADD', running, record[LEASE_END], ask[ID])
+      keep(running, ask[LEASE_MS])
     end
   end
   save(record)
   return {now, 1, 'held'}
 end
 
-local num_swept = sweep()
-if command == 'reserve' then
-  return reserve(false)
-elseif command == 'peek' then
-  return reserve(true)
-elseif command == 'settle' then
-  return settle()
-elseif command == 'release' then
-  return release()
-elseif command == 'heartbeat' then
-  return heartbeat()
+local commands = {
+  reserve = function() return reserve(false) end,
+  peek = function() return reserve(true) end,
+  settle = function() return finish_asked('settled', ask[TOKENS] >= 0 and ask[TOKENS] or nil) end,
+  release = function() return finish_asked('released', RELEASED) end,
+  heartbeat = heartbeat,
+  sweep = function() return {now, num_swept, 'swept'} end,
+}
+
+local function main(keys, args)
+  ask = cmsgpack.unpack(args[1])
+  leases, scopes = keys[1], {}
+  base = string.sub(leases, 1, -7)
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000) + ask[OFFSET_MS]
+  num_swept = sweep()
+  local reply = commands[ask[COMMAND]]()
+  save_scopes()
+  return cmsgpack.pack(reply)
 end
-return {now, num_swept, 'swept'}

@@ -1,4 +1,4 @@
-"""The limiter on Valkey or Redis, a cluster or not: each call is one script call, by the server's clock."""
+"""The limiter on Valkey or Redis, a cluster or not: each call is one function call, by the server's clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
+from footplate.tenancy.adapters.valkey.calls import FunctionCalls
 from footplate.tenancy.errors import LimiterUnavailable
 from footplate.tenancy.limiter.decisions import (
     Amounts,
@@ -25,12 +27,33 @@ from footplate.tenancy.limiter.decisions import (
     RefusalKind,
     judge,
 )
-from footplate.tenancy.limiter.limits import TOKEN_KINDS, WINDOWS, Limit
+from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind
 from footplate.tenancy.limiter.reservations import Outcome, ReservationState
 
-SCRIPT = resources.files(__package__).joinpath("limiter.lua").read_text()
-_SHA = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+# The unit of each kind in the function; the constants there are made from the windows here.
+_UNITS = {
+    LimitKind.REQUESTS_PER_MINUTE: 1,
+    LimitKind.TOKENS_PER_MINUTE: 2,
+    LimitKind.TOKENS_PER_DAY: 3,
+    LimitKind.MAX_CONCURRENT_REQUESTS: 4,
+}
 _UNKNOWN_TOKENS = -1
+
+
+def _library() -> tuple[str, str]:
+    """The function's name, which changes with its text so that versions can live together; its library."""
+    windows = [WINDOWS[kind] for kind in _UNITS if kind in WINDOWS]
+    buckets_ms = ", ".join(str(window.bucket_ms) for window in windows)
+    nums_buckets = ", ".join(str(window.num_buckets) for window in windows)
+    text = (
+        f"local BUCKET_MS, NUM_BUCKETS = {{{buckets_ms}}}, {{{nums_buckets}}}\n"
+        + resources.files(__package__).joinpath("limiter.lua").read_text()
+    )
+    name = f"footplate_limits_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return name, f"#!lua name={name}\n{text}\nredis.register_function('{name}', main)\n"
+
+
+FUNCTION, LIBRARY = _library()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +83,7 @@ class ValkeyLimiter:
     """A `Limiter` that all gateways share. The client may be one of a cluster; its owner closes it.
 
     `clock_offset_ms` is for tests alone: it is added to the server's time, so that windows and leases pass
-    without waiting. Production leaves it out, and the script then gets no such argument.
+    without waiting. Production leaves it out.
     """
 
     def __init__(
@@ -70,8 +93,10 @@ class ValkeyLimiter:
         *,
         clock_offset_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._client = client
+        self._calls = FunctionCalls(client, FUNCTION, LIBRARY)
         self._config = config or ValkeyLimiterConfig()
+        self._lease_ms = round(self._config.lease_s * 1000)
+        self._remembered_ms = round(self._config.remembered_s * 1000)
         self._clock_offset_ms = clock_offset_ms
         # The server's clock at the last answer, for tests that follow it.
         self.last_answer_ms = 0
@@ -80,13 +105,14 @@ class ValkeyLimiter:
         self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
     ) -> Decision:
         """As `Limiter.reserve`."""
+        for limit in limits:
+            amounts.of(limit)  # raises AmountUnknown before anything is asked
         tokens = _UNKNOWN_TOKENS if amounts.num_tokens is None else amounts.num_tokens
-        asked = [amounts.of(limit) for limit in limits]
-        reply = await self._call("reserve", tenant_id, request_id, tokens, limits, asked)
-        verdict = reply[1].decode()
+        reply = await self._call("reserve", tenant_id, request_id, tokens, limits)
+        verdict = reply[1]
         decision = judge(request_id, limits, _readings(reply))
         if verdict in ("admitted", "refused"):
-            assert decision.is_admitted == (verdict == "admitted"), "script and policy disagree"
+            assert decision.is_admitted == (verdict == "admitted"), "function and policy disagree"
             return decision
         held = verdict == ReservationState.HELD
         refusal = None if held else Refusal(RefusalKind.REPEATED)
@@ -107,7 +133,7 @@ class ValkeyLimiter:
 
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`."""
-        reply = await self._call("peek", tenant_id, "", 0, limits, [0] * len(limits))
+        reply = await self._call("peek", tenant_id, "", 0, limits)
         return judge("", limits, _readings(reply)).states
 
     async def sweep(self, tenant_id: str) -> int:
@@ -115,54 +141,29 @@ class ValkeyLimiter:
         return int((await self._call("sweep", tenant_id, ""))[1])
 
     async def _call(
-        self,
-        command: str,
-        tenant_id: str,
-        request_id: str,
-        tokens: int = 0,
-        limits: Sequence[Limit] = (),
-        asked: Sequence[int] = (),
+        self, command: str, tenant_id: str, request_id: str, tokens: int = 0, limits: Sequence[Limit] = ()
     ) -> list[Any]:
         config = self._config
         # The tag in braces puts all keys of a tenant into one slot; quoted, so that an id can't end it early.
-        base = f"{config.key_prefix}:{{{quote(tenant_id, safe='')}}}:"
-        quoted_id = quote(request_id, safe="")
-        keys = [f"{base}leases", f"{base}reservation:{quoted_id}"]
-        lease_ms, remembered_ms = round(config.lease_s * 1000), round(config.remembered_s * 1000)
-        arguments: list[Any] = [command, quoted_id, lease_ms, remembered_ms, tokens, len(limits)]
-        for limit, amount in zip(limits, asked, strict=True):
+        key = f"{config.key_prefix}:{{{quote(tenant_id, safe='')}}}:leases"
+        offset_ms = 0 if self._clock_offset_ms is None else self._clock_offset_ms()
+        asked = [command, request_id, self._lease_ms, self._remembered_ms, tokens, offset_ms]
+        scope, name = None, ""
+        for limit in limits:
             assert limit.scope.tenant_id == tenant_id, "a limit of another tenant"
-            keys.append(f"{base}{limit.scope.name}:{limit.kind}")
-            arguments += _limit_arguments(limit, amount)
-        if self._clock_offset_ms is not None:
-            arguments.append(self._clock_offset_ms())
+            if limit.scope is not scope:
+                scope, name = limit.scope, limit.scope.name
+            asked += (name, _UNITS[limit.kind], limit.max_amount, int(limit.is_enforced))
         try:
             async with asyncio.timeout(config.timeout_s):
-                reply = await self._evaluate(keys, arguments)
+                answer = await self._calls.call(key, msgspec.msgpack.encode(asked))
         except (RedisError, OSError, TimeoutError) as error:
             raise LimiterUnavailable(
                 f"the store of the limits can't be asked: {type(error).__name__}"
             ) from error
+        reply: list[Any] = msgspec.msgpack.decode(answer)
         self.last_answer_ms = reply[0]
         return reply
-
-    async def _evaluate(self, keys: list[str], arguments: list[Any]) -> list[Any]:
-        try:
-            reply = await self._client.evalsha(_SHA, len(keys), *keys, *arguments)
-        except NoScriptError:
-            # A server that was restarted or just joined; it keeps the script from here on.
-            reply = await self._client.eval(SCRIPT, len(keys), *keys, *arguments)
-        assert isinstance(reply, list)
-        return reply
-
-
-def _limit_arguments(limit: Limit, amount: int) -> tuple[Any, ...]:
-    enforced = int(limit.is_enforced)
-    window = WINDOWS.get(limit.kind)
-    if window is None:
-        return ("c", amount, limit.max_amount, enforced, 0, 0)
-    unit = "t" if limit.kind in TOKEN_KINDS else "r"
-    return (unit, amount, limit.max_amount, enforced, window.bucket_ms, window.num_buckets)
 
 
 def _readings(reply: list[Any]) -> list[Reading]:
@@ -170,4 +171,4 @@ def _readings(reply: list[Any]) -> list[Reading]:
 
 
 def _outcome(reply: list[Any]) -> Outcome:
-    return Outcome(bool(reply[1]), ReservationState(reply[2].decode()))
+    return Outcome(bool(reply[1]), ReservationState(reply[2]))
