@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from engine.benchmarks.record import environment, spread, write
-from engine.benchmarks.workloads import Job, mixed
+from footplate.engine.bench.workloads import Job, mixed
 
 STATIC_BATCH = 8
 TO_REACH = 2.5

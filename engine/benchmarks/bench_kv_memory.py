@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from engine.benchmarks.record import environment, write
-from engine.benchmarks.workloads import mixed
+from footplate.engine.bench.workloads import mixed
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
 from footplate.engine.plan import SchedulerOutput, StepResult

@@ -1,51 +1,23 @@
-"""The GPU loads as one vocabulary for every engine: prompts from a seed, and what is measured on them.
+"""A worker process of a comparison: loads come in by standard input, times go out.
 
-Needs numpy only, so that a peer's environment can import it. Shapes are those of `workloads.py`; token ids
-are drawn by numpy, since a run needs millions of fresh ones. Output lengths are exact (no EOS), sampling is
-greedy.
+Needs numpy only, so that a peer's environment can import it.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).parent.parent))  # a peer's environment has no Footplate installed
+from footplate.engine.bench.loads import Prompts, build, fresh
 
-from engine.benchmarks.workloads import HIGH, LOW, mixed_lengths
+__all__ = ["Generate", "Prompts", "build", "fresh", "serve"]
 
-Prompts = list[list[int]]
 # (prompts, output length of each) -> seconds until the last token of the last one
 Generate = Callable[[Prompts, list[int]], float]
-
-
-def fresh(count: int, length: int, seed: int) -> Prompts:
-    return np.random.default_rng(seed).integers(LOW, HIGH, size=(count, length)).tolist()
-
-
-def build(load: dict[str, Any], seed: int) -> tuple[Prompts, list[int]]:
-    """Prompts and output lengths of a load: {"kind", "batch" or "length" or "count", "out"}."""
-    kind = load["kind"]
-    if kind in ("single", "decode"):
-        count, length = (1, 128) if kind == "single" else (load["batch"], load.get("length", 512))
-        return fresh(count, length, seed), [load["out"]] * count
-    if kind == "prefill":
-        return fresh(1, load["length"], seed), [1]
-    if kind == "mixed":
-        lengths = mixed_lengths(load.get("count", 1000))
-        rng = np.random.default_rng(seed)
-        return [rng.integers(LOW, HIGH, size=n).tolist() for n, _ in lengths], [o for _, o in lengths]
-    if kind == "prefix":
-        groups, per_group = load.get("groups", 64), load.get("per_group", 16)
-        order = [(g, i) for g in range(groups) for i in range(per_group)]
-        random.Random(7).shuffle(order)
-        shared = fresh(groups, 2048, load.get("shared_seed", seed))
-        own = fresh(len(order), 128, seed + 1)
-        return [shared[g] + own[g * per_group + i] for g, i in order], [64] * len(order)
-    raise ValueError(f"unknown load {kind!r}")
 
 
 def serve(generate: Generate, facts: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
+
+from footplate.engine.bench.read_kernel import make_reader
 
 Call = Callable[[], object]
 
@@ -76,28 +76,9 @@ def _by_clock(calls: Sequence[Call], rounds: int) -> Times:
     return _percentiles(taken)
 
 
-@triton.jit
-def _read_kernel(data, sums, num_steps, BLOCK: tl.constexpr):
-    program = tl.program_id(0).to(tl.int64)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for step in range(num_steps):
-        block = program + step * tl.num_programs(0)
-        total += tl.load(data + block * BLOCK + tl.arange(0, BLOCK))
-    tl.store(sums + program, tl.sum(total, axis=0))
-
-
 def read_ceiling(pool: torch.Tensor, rounds: int = 10) -> float:
     """GB/s at which the device reads memory and does next to nothing with it; the better of two cuts."""
-    device, best = pool.device, 0.0
-    block, programs = (4096, 132 * 8) if device.type == "cuda" else (256, 2)
-    flat = pool.view(torch.float32).flatten()
-    for factor in (1, 2) if device.type == "cuda" else (1,):
-        sums = torch.empty(programs * factor, device=device)
-        num_steps = flat.numel() // (block * programs * factor)
-
-        def read(sums: torch.Tensor = sums, num_steps: int = num_steps) -> None:
-            _read_kernel[(sums.numel(),)](flat, sums, num_steps, BLOCK=block, num_warps=8)
-
-        num_bytes = num_steps * block * programs * factor * 4
-        best = max(best, num_bytes / time_calls([read], device, rounds).p50 / 1e3)
-    return best
+    device = pool.device
+    block, programs = (4096, (132 * 8, 132 * 16)) if device.type == "cuda" else (256, (2,))
+    readers = [make_reader(pool, num_programs, block) for num_programs in programs]
+    return max(num_bytes / time_calls([read], device, rounds).p50 / 1e3 for read, num_bytes in readers)

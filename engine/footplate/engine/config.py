@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from footplate.engine.errors import LoadError
@@ -55,6 +56,21 @@ class EngineConfig:
                 raise LoadError(f"engine.{name} is {asked}; this version runs one device a replica, set 1")
         if self.speculative is not None:
             raise LoadError("engine.speculative is set; this version has no speculation, set null")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """The options as somebody wrote them down.
+
+        Raises:
+            LoadError: an option is unknown, or has a value that can't be used.
+        """
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(options) - known):
+            raise LoadError(f"engine.{unknown[0]} is no option; known are {', '.join(sorted(known))}")
+        try:
+            return cls(**options)
+        except TypeError as error:
+            raise LoadError(f"engine options: a value has a type that can't be used ({error})") from None
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

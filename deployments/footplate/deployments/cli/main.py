@@ -9,6 +9,7 @@ import sys
 
 import typer
 
+from footplate.deployments.cli.bench import bench_commands
 from footplate.deployments.cli.config import config_commands
 from footplate.deployments.cli.doctor import doctor
 from footplate.deployments.cli.serve import serve
@@ -29,6 +30,7 @@ application = typer.Typer(
 application.command()(serve)
 application.command()(doctor)
 application.command()(chat)
+application.add_typer(bench_commands, name="bench")
 application.add_typer(config_commands, name="config")
 
 

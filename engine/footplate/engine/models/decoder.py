@@ -93,6 +93,14 @@ class Decoder:
         self._head: Linear = builder.linear("", "head")
         weights.finish()
 
+    @property
+    def embedding(self) -> Embedding:
+        return self._embed
+
+    @property
+    def head(self) -> Linear:
+        return self._head
+
     def bind(self, caches: list[KvPair]) -> LayerStack:
         """All layers over one set of caches, as few calls as their backend has a form for."""
         packed = [w for w in map(_packed_weights, self.layers) if w is not None]

@@ -1,0 +1,1 @@
+"""Fixed loads, and what an engine makes of them: `footplate bench engine`. `loads` needs numpy only."""
