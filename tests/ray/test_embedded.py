@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from footplate.deployments.leftovers import find_processes, is_alive, postmaster
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.storage import prepare_storage
 from footplate.tenancy.adapters.postgres import schema
+from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
 from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
 from footplate.tenancy.api_keys import Role, make_key
 from footplate.tenancy.errors import NameTaken, NotFound
@@ -178,25 +179,23 @@ def test_the_key_store_on_postgres(paths: RunPaths, postgres: Callable[[], Embed
     try:
         store = PostgresKeyStore(engine)
         with engine.connect() as connection:
-            assert schema.version(connection) == "0001"
-        tenant = store.create_tenant("team", cost_center="42", share_group="shared")
+            assert schema.version(connection) == "0002"
+        tenant = store.create_tenant("team")
         with pytest.raises(NameTaken):
             store.create_tenant("team")
         assert store.find_tenant("team") == tenant
         key = make_key(b"pepper")
-        expires = datetime(2030, 1, 1, tzinfo=UTC)
-        store.add_key(key, tenant.id, Role.FINANCE, name="reports", expires_at=expires)
+        store.add_key(key, tenant.id, Role.FINANCE, name="reports")
         stored = store.find_key(key.public_id)
         assert stored is not None
-        assert (stored.hashed, stored.role, stored.share_group) == (key.hashed, Role.FINANCE, "shared")
-        assert stored.expires_at == expires
-        store.revoke_key(key.public_id, datetime(2026, 1, 1, tzinfo=UTC))
-        store.revoke_key(key.public_id, datetime(2027, 1, 1, tzinfo=UTC))
-        again = store.find_key(key.public_id)
-        assert again is not None
-        assert again.revoked_at == datetime(2026, 1, 1, tzinfo=UTC)
-        with pytest.raises(NotFound):
-            store.revoke_key("nobody", expires)
+        assert (stored.hashed, stored.role, stored.tenant_quota) == (key.hashed, Role.FINANCE, None)
+        used = datetime(2026, 1, 1, tzinfo=UTC)
+        store.note_uses({key.public_id: used, "nobody": used})
+        store.note_uses({key.public_id: used - timedelta(days=1)})
+        with PostgresAdminStore(engine).reading() as reader:
+            found = reader.key(key.public_id)
+        assert found is not None
+        assert (found.name, found.last_used_at) == ("reports", used)
         with pytest.raises(NotFound):
             store.add_key(make_key(b"pepper"), "tnt_none", Role.MEMBER)
         assert store.find_key("nobody") is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,12 +25,12 @@ from footplate.tenancy.api_keys import (
     make_key,
     parse_key,
 )
-from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
+from footplate.tenancy.authenticator import PEPPER_PURPOSE, CacheConfig, CachingAuthenticator
 from footplate.tenancy.bootstrap import create_first_keys
-from footplate.tenancy.errors import MasterKeyError, NameTaken, NotFound, StoreUnavailable
+from footplate.tenancy.errors import MasterKeyError, NameTaken, StoreUnavailable
 from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey, hkdf_sha256
-from footplate.tenancy.store import Tenant
+from footplate.tenancy.tenants import Tenant
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 MASTER = MasterKey(1, bytes(range(32)))
@@ -36,24 +38,31 @@ PEPPER = MASTER.derive(PEPPER_PURPOSE)
 
 
 class MemoryStore:
-    """A `KeyStore` in dictionaries that counts its look-ups."""
+    """A `KeyStore` in dictionaries that counts its look-ups. `gate`: they wait for it."""
 
     def __init__(self) -> None:
         self.keys: dict[str, StoredKey] = {}
         self.tenants: dict[str, Tenant] = {}
         self.num_look_ups = 0
+        self.gate: threading.Event | None = None
 
     def find_key(self, public_id: str) -> StoredKey | None:
         self.num_look_ups += 1
-        return self.keys.get(public_id)
+        found = self.keys.get(public_id)
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        return found
+
+    def note_uses(self, uses: Mapping[str, datetime]) -> None:
+        raise NotImplementedError
 
     def find_tenant(self, name: str) -> Tenant | None:
         return self.tenants.get(name)
 
-    def create_tenant(self, name: str, *, cost_center: str = "", share_group: str | None = None) -> Tenant:
+    def create_tenant(self, name: str) -> Tenant:
         if name in self.tenants:
             raise NameTaken(name)
-        self.tenants[name] = Tenant(f"tnt_{len(self.tenants)}", name, cost_center, share_group)
+        self.tenants[name] = Tenant(f"tnt_{len(self.tenants)}", name)
         return self.tenants[name]
 
     def add_key(
@@ -64,8 +73,6 @@ class MemoryStore:
         )
 
     def revoke_key(self, public_id: str, at: datetime) -> None:
-        if public_id not in self.keys:
-            raise NotFound(public_id)
         self.keys[public_id] = replace(self.keys[public_id], revoked_at=at)
 
 
@@ -78,7 +85,11 @@ class World:
         self.now = NOW
         self.tenant = self.store.create_tenant("team")
         self.keys = CachingAuthenticator(
-            self.store, MASTER, clock=lambda: self.seconds, now=lambda: self.now, max_entries=5
+            self.store,
+            MASTER,
+            clock=lambda: self.seconds,
+            now=lambda: self.now,
+            config=CacheConfig(max_entries=5),
         )
 
     def new_key(self, **options: object) -> str:
@@ -292,3 +303,105 @@ def test_a_holder_carries_its_quotas_and_the_default_where_its_tenant_has_none()
         holder = asyncio.run(keys.authenticate(key))
         assert holder is not None
         assert (holder.tenant_quota, holder.key_quota) == expected
+
+
+def test_a_confirmed_key_is_not_asked_for_again_until_somebody_says_that_it_changed() -> None:
+    world = World()
+    key = world.new_key()
+    public_id = key.split("_")[1]
+    assert asyncio.run(world.keys.authenticate(key)) is not None
+    for _ in range(9):
+        world.seconds += 1.5
+        world.keys.confirm(world.seconds)
+        assert asyncio.run(world.keys.authenticate(key)) is not None
+    assert world.store.num_look_ups == 1
+    world.store.revoke_key(public_id, world.now)
+    world.keys.forget(public_id)
+    assert asyncio.run(world.keys.authenticate(key)) is None
+
+
+def test_what_nobody_confirms_any_more_is_asked_for_after_two_seconds() -> None:
+    world = World()
+    key = world.new_key()
+    assert asyncio.run(world.keys.authenticate(key)) is not None
+    world.seconds = 5.0
+    world.keys.confirm(4.0)
+    assert asyncio.run(world.keys.authenticate(key)) is not None
+    assert world.store.num_look_ups == 1
+    world.store.revoke_key(key.split("_")[1], world.now)
+    world.seconds = 6.0
+    assert asyncio.run(world.keys.authenticate(key)) is None
+
+
+def test_a_key_in_use_is_asked_for_again_ahead_of_its_time_and_nobody_waits() -> None:
+    world = World()
+    key = world.new_key()
+
+    async def use() -> None:
+        assert await world.keys.authenticate(key) is not None
+        world.seconds = 16.0
+        world.keys.confirm(16.0)
+        gate = world.store.gate = threading.Event()
+        # Answered though the store does not answer now.
+        assert await world.keys.authenticate(key) is not None
+        gate.set()
+        await asyncio.gather(*world.keys._fetches.values())
+        assert world.store.num_look_ups == 2
+        # A change by hand, which nobody tells of, is found in the end.
+        world.store.revoke_key(key.split("_")[1], world.now)
+        world.seconds = 46.0
+        world.keys.confirm(46.0)
+        assert await world.keys.authenticate(key) is None
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("whose", ["key", "tenant", "all"])
+def test_a_look_up_that_began_before_a_change_is_not_kept_and_nobody_new_shares_it(whose: str) -> None:
+    world = World()
+    key = world.new_key()
+    public_id = key.split("_")[1]
+
+    async def race() -> None:
+        gate = world.store.gate = threading.Event()
+        early = asyncio.create_task(world.keys.authenticate(key))
+        while not world.store.num_look_ups:
+            await asyncio.sleep(0)
+        world.store.gate = None
+        world.store.revoke_key(public_id, world.now)
+        if whose == "key":
+            world.keys.forget(public_id)
+        elif whose == "tenant":
+            world.keys.forget_tenant(world.tenant.id)
+        else:
+            world.keys.forget_all()
+        late = await world.keys.authenticate(key)
+        gate.set()
+        assert await early is not None
+        assert late is None
+        assert await world.keys.authenticate(key) is None
+
+    asyncio.run(race())
+
+
+def test_a_tenant_is_forgotten_with_all_its_keys_and_no_other() -> None:
+    world = World()
+    keys = [world.new_key() for _ in range(2)]
+    other = make_key(PEPPER)
+    world.store.add_key(other, "elsewhere", Role.MEMBER)
+    for key in (*keys, other.text):
+        assert asyncio.run(world.keys.authenticate(key)) is not None
+    for public_id, stored in world.store.keys.items():
+        world.store.keys[public_id] = replace(stored, is_tenant_suspended=True)
+    world.keys.forget_tenant(world.tenant.id)
+    opened = [asyncio.run(world.keys.authenticate(key)) for key in (*keys, other.text)]
+    assert [holder is not None for holder in opened] == [False, False, True]
+
+
+def test_uses_are_noted_for_keys_that_opened_and_taken_once() -> None:
+    world = World()
+    key = world.new_key()
+    asyncio.run(world.keys.authenticate(key))
+    asyncio.run(world.keys.authenticate(key[:-1] + ("a" if key[-1] != "a" else "b")))
+    assert world.keys.take_uses() == {key.split("_")[1]: NOW}
+    assert world.keys.take_uses() == {}

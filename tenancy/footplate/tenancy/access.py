@@ -1,7 +1,7 @@
 """Who may do what: one table, deny by default. Pure.
 
-A role that does not stand in an action's row may not do it. Reach says on whose behalf: OWN is the tenant that
-the key belongs to, and what lies beyond it does not exist for the caller.
+A role that does not stand in an action's row may not do it. Reach says on whose behalf: OWN is the tenant
+that the key belongs to, and what lies beyond it does not exist for the caller.
 """
 
 from __future__ import annotations

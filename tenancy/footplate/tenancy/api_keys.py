@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import string
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -20,6 +22,7 @@ BASE62 = string.digits + string.ascii_letters
 PUBLIC_ID_CHARS = 12
 SECRET_CHARS = 32  # 190 bits
 _PREFIX = "fp"
+LOOKS_LIKE_A_KEY = re.compile(r"fp_[0-9A-Za-z]{12}_[0-9A-Za-z]{32}")
 
 
 class Role(StrEnum):
@@ -60,9 +63,36 @@ class StoredKey:
 
     def is_live(self, now: datetime) -> bool:
         """Whether the key opens anything at `now` (an aware time)."""
-        if self.revoked_at is not None and self.revoked_at <= now:
-            return False
-        return not self.is_tenant_suspended and (self.expires_at is None or now < self.expires_at)
+        # A revocation holds from the moment it is known, whatever this machine's clock says of its time.
+        return (
+            self.revoked_at is None
+            and not self.is_tenant_suspended
+            and (self.expires_at is None or now < self.expires_at)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A key as people see it: all of its row but the hash."""
+
+    public_id: str
+    tenant_id: str
+    role: Role
+    name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    quota: Quota | None = None
+    # The key that this one was rotated from.
+    replaces: str | None = None
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+
+    def state(self, now: datetime) -> str:
+        """`live`, `expired` or `revoked`; a suspended tenant's keys are live and open nothing."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "live"
 
 
 def make_key(pepper: bytes) -> NewKey:

@@ -1,4 +1,4 @@
-"""Resolves API keys from a short-lived cache in front of the store."""
+"""Resolves API keys from memory, kept true by a follower of changes, in front of the store."""
 
 from __future__ import annotations
 
@@ -40,15 +40,30 @@ class _Answer:
     fetched_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How long answers are held.
+
+    `max_age_s`: since the store gave an answer, or a follower confirmed that nothing had changed. Without a
+    follower every answer is asked for again after so long.
+    `max_confirmed_s`: since the store gave it, whatever was confirmed: for changes made by hand in the
+    database, which leave no record. Beyond half of it a key in use is asked for again while it goes on.
+    """
+
+    max_age_s: float = 2.0
+    max_confirmed_s: float = 30.0
+    max_entries: int = 20_000
+
+
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
 class CachingAuthenticator:
-    """Keeps what the store said for at most `max_age_s`, misses too; one event loop owns it.
+    """Answers from memory where it can; misses are held too. One event loop owns it. See `CacheConfig`.
 
-    So a revoked key works for at most that long. Requests for the same key share one look-up, and the cache
-    is bounded: guessing keys costs the guesser a look-up each, and us no memory.
+    Requests for the same key share one look-up, and the cache is bounded: guessing keys costs the guesser a
+    look-up each, and us no memory. It is a `changes.Cache`.
     """
 
     def __init__(
@@ -57,8 +72,7 @@ class CachingAuthenticator:
         master_key: MasterKey,
         *,
         default_quota: Quota = UNLIMITED,
-        max_age_s: float = 2.0,
-        max_entries: int = 10_000,
+        config: CacheConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
@@ -66,13 +80,18 @@ class CachingAuthenticator:
         self._master_key = master_key
         self._pepper = master_key.derive(PEPPER_PURPOSE)
         self._default_quota = default_quota
-        self._max_age_s = max_age_s
-        self._max_entries = max_entries
+        self._config = config or CacheConfig()
         self._clock = clock
         self._now = now
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        # Which of them belong to a tenant, to forget them together.
+        self._of_tenant: dict[str, set[str]] = {}
         self._fetches: dict[str, asyncio.Task[_Answer]] = {}
         self._scopes: dict[str, bytes] = {}
+        self._confirmed_at = float("-inf")
+        # Grows with whatever was forgotten: a look-up during which it grew may have seen what was before.
+        self._num_forgotten = 0
+        self._uses: dict[str, datetime] = {}
 
     async def authenticate(self, key: str) -> KeyHolder | None:
         """The holder of a live key, or None. A wrong secret takes as long as a right one.
@@ -85,37 +104,100 @@ class CachingAuthenticator:
             return None
         public_id, secret = parts
         answer = self._answers.get(public_id)
-        if answer is None or self._clock() - answer.fetched_at >= self._max_age_s:
-            answer = await self._look_up(public_id)
+        if answer is None or not self._is_fresh(answer):
+            # Shielded: one caller going away must not fail the others that wait for the same key.
+            answer = await asyncio.shield(self._fetch_task(public_id))
         stored = answer.stored
         if not is_right_secret(self._pepper, stored, public_id, secret):
             return None
         assert stored is not None
-        return answer.holder if stored.is_live(self._now()) else None
+        now = self._now()
+        if not stored.is_live(now):
+            return None
+        self._uses[public_id] = now
+        return answer.holder
 
     def forget(self, public_id: str) -> None:
         """Drop what is known of a key: somebody has told us that it changed."""
-        self._answers.pop(public_id, None)
+        self._num_forgotten += 1
+        # Who comes from now on must not share a look-up that began before the change.
+        self._fetches.pop(public_id, None)
+        self._drop(public_id)
 
-    async def _look_up(self, public_id: str) -> _Answer:
+    def forget_tenant(self, tenant_id: str) -> None:
+        """Drop what is known of a tenant's keys."""
+        self._num_forgotten += 1
+        self._fetches.clear()
+        for public_id in self._of_tenant.pop(tenant_id, ()):
+            self._answers.pop(public_id, None)
+
+    def forget_all(self) -> None:
+        """Drop everything."""
+        self._num_forgotten += 1
+        self._fetches.clear()
+        self._answers.clear()
+        self._of_tenant.clear()
+
+    def confirm(self, at: float) -> None:
+        """All that is held was true at `at`: whatever had changed by then was forgotten."""
+        self._confirmed_at = at
+
+    def take_uses(self) -> dict[str, datetime]:
+        """When keys were last used since the last call, for `KeyStore.note_uses`."""
+        uses, self._uses = self._uses, {}
+        return uses
+
+    def _is_fresh(self, answer: _Answer) -> bool:
+        now, config = self._clock(), self._config
+        age_s = now - answer.fetched_at
+        if age_s < config.max_age_s:
+            return True
+        if now - self._confirmed_at >= config.max_age_s or age_s >= config.max_confirmed_s:
+            return False
+        if age_s >= config.max_confirmed_s / 2 and answer.stored is not None:
+            # Asked for ahead of its end, so that no request waits for it.
+            self._fetch_task(answer.stored.public_id)
+        return True
+
+    def _fetch_task(self, public_id: str) -> asyncio.Task[_Answer]:
         fetch = self._fetches.get(public_id)
         if fetch is None:
-            fetch = asyncio.create_task(self._fetch(public_id))
-            self._fetches[public_id] = fetch
-            fetch.add_done_callback(lambda _: self._fetches.pop(public_id, None))
-        # Shielded: one caller going away must not fail the others that wait for the same key.
-        return await asyncio.shield(fetch)
+            fetch = self._fetches[public_id] = asyncio.create_task(self._fetch(public_id))
+            fetch.add_done_callback(lambda done: self._end_fetch(public_id, done))
+        return fetch
+
+    def _end_fetch(self, public_id: str, done: asyncio.Task[_Answer]) -> None:
+        if self._fetches.get(public_id) is done:
+            del self._fetches[public_id]
+        if not done.cancelled():
+            # Of one that ran ahead nobody else asks whether it failed.
+            done.exception()
 
     async def _fetch(self, public_id: str) -> _Answer:
         # The age counts from before the question: the store may have answered just before a change.
-        asked_at = self._clock()
+        asked_at, num_forgotten = self._clock(), self._num_forgotten
         stored = await asyncio.to_thread(self._store.find_key, public_id)
         answer = _Answer(stored, None if stored is None else self._holder(stored), asked_at)
+        if num_forgotten == self._num_forgotten:
+            self._keep(public_id, answer)
+        return answer
+
+    def _keep(self, public_id: str, answer: _Answer) -> None:
         self._answers[public_id] = answer
         self._answers.move_to_end(public_id)
-        while len(self._answers) > self._max_entries:
-            self._answers.popitem(last=False)
-        return answer
+        if answer.stored is not None:
+            self._of_tenant.setdefault(answer.stored.tenant_id, set()).add(public_id)
+        while len(self._answers) > self._config.max_entries:
+            self._drop(next(iter(self._answers)))
+
+    def _drop(self, public_id: str) -> None:
+        answer = self._answers.pop(public_id, None)
+        if answer is None or answer.stored is None:
+            return
+        keys = self._of_tenant[answer.stored.tenant_id]
+        keys.discard(public_id)
+        if not keys:
+            del self._of_tenant[answer.stored.tenant_id]
 
     def _holder(self, stored: StoredKey) -> KeyHolder:
         quota = stored.tenant_quota if stored.tenant_quota is not None else self._default_quota
@@ -128,7 +210,7 @@ class CachingAuthenticator:
         subject = f"group:{stored.share_group}" if stored.share_group else f"tenant:{stored.tenant_id}"
         scope = self._scopes.get(subject)
         if scope is None:
-            if len(self._scopes) >= self._max_entries:
+            if len(self._scopes) >= self._config.max_entries:
                 self._scopes.clear()
             scope = self._scopes[subject] = self._master_key.cache_scope(subject)
         return scope

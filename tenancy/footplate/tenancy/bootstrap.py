@@ -8,7 +8,8 @@ from pathlib import Path
 from footplate.tenancy.api_keys import Role, is_right_secret, make_key, parse_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE
 from footplate.tenancy.secrets import MasterKey
-from footplate.tenancy.store import KeyStore, Tenant
+from footplate.tenancy.store import KeyStore
+from footplate.tenancy.tenants import Tenant
 
 PLATFORM_TENANT = "platform"  # owns the keys that administer; it runs no inference
 DEFAULT_TENANT = "default"

@@ -32,6 +32,18 @@ AMOUNTS = (
 )
 BUDGETS = ("monthly_budget", "monthly_soft_budget")
 OF_A_MODEL = (*AMOUNTS, "mode")
+_PLAIN = ("priority", "weight", "cached_token_weight")
+# All names of a quota's fields, in the order in which they are shown.
+FIELDS = (
+    *AMOUNTS,
+    "allowed_models",
+    "per_model",
+    "priority",
+    "weight",
+    *BUDGETS,
+    "cached_token_weight",
+    "mode",
+)
 
 
 class LimitMode(StrEnum):
@@ -118,8 +130,8 @@ class Quota:
 def _parse(values: Mapping[str, Any], mode: LimitMode) -> Quota:
     given = {name: value for name, value in values.items() if value is not None}
     for name in given:
-        if name not in _FIELDS:
-            raise InvalidQuota(f"a quota has no such field; it has {', '.join(_FIELDS)}", name)
+        if name not in FIELDS:
+            raise InvalidQuota(f"a quota has no such field; it has {', '.join(FIELDS)}", name)
     if "mode" in given:
         mode = _mode(given["mode"])
     arguments: dict[str, Any] = {name: given[name] for name in (*AMOUNTS, *_PLAIN) if name in given}
@@ -129,19 +141,6 @@ def _parse(values: Mapping[str, Any], mode: LimitMode) -> Quota:
     if "per_model" in given:
         arguments["per_model"] = _per_model(given["per_model"], mode)
     return Quota(**arguments, mode=mode)
-
-
-_PLAIN = ("priority", "weight", "cached_token_weight")
-_FIELDS = (
-    *AMOUNTS,
-    "allowed_models",
-    "per_model",
-    "priority",
-    "weight",
-    *BUDGETS,
-    "cached_token_weight",
-    "mode",
-)
 
 
 def _per_model(given: Any, mode: LimitMode) -> dict[str, Quota]:

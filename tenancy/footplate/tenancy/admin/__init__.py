@@ -1,0 +1,1 @@
+"""What administrators do: tenants, keys and quotas changed one by one, each change with its audit record."""

@@ -1,0 +1,171 @@
+"""How a gateway hears of changes: told at once over a bus, and by asking the store itself every half second.
+
+The bus may lose messages and may be away. The log may not: what it holds is numbered in the order of commits,
+so whoever has read up to a number has missed nothing below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from footplate.tenancy.admin.audit import AuditRecord, Outcome, TargetKind
+from footplate.tenancy.errors import StoreUnavailable
+
+_LOGGER = logging.getLogger(__name__)
+POLL_S = 0.5
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is known of a tenant or of a key is no longer true."""
+
+    kind: TargetKind
+    id: str
+
+
+def change_of(record: AuditRecord) -> Change | None:
+    """What gateways must hear of a record."""
+    if record.outcome is not Outcome.DONE or record.target is None:
+        return None
+    return Change(record.target.kind, record.target.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a log holds beyond a number: where it ends, and the changes, or None for too many to tell."""
+
+    last: int
+    changes: Sequence[Change] | None
+
+
+class ChangeLog(Protocol):
+    """All changes there were. May block; any thread may call it."""
+
+    def changes_after(self, last: int | None) -> Changes:
+        """What came after a number; None: only where the log ends now. Raises StoreUnavailable."""
+        ...
+
+
+class ChangeBus(Protocol):
+    """Tells all gateways at once, as well as it can."""
+
+    async def publish(self, changes: Sequence[Change]) -> None:
+        """Tell. Never raises: whoever isn't told will ask."""
+        ...
+
+    def listen(self) -> AsyncIterator[Change | None]:
+        """What is told from now on; None each time that something may have been missed. Ends when the bus
+        is lost."""
+        ...
+
+
+class Cache(Protocol):
+    """What holds answers of the store."""
+
+    def forget(self, public_id: str) -> None: ...
+
+    def forget_tenant(self, tenant_id: str) -> None: ...
+
+    def forget_all(self) -> None: ...
+
+    def confirm(self, at: float) -> None:
+        """All that is held was true at `at`, by the cache's own clock."""
+        ...
+
+
+class ChangeFollower:
+    """Keeps one cache true. `start` and `close` belong to the cache's event loop."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        log: ChangeLog,
+        bus: ChangeBus | None = None,
+        *,
+        poll_s: float = POLL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._log = log
+        self._bus = bus
+        self._poll_s = poll_s
+        self._clock = clock
+        self._last: int | None = None
+        self._is_due = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_lost = False
+
+    def start(self) -> None:
+        """Begin to listen and to ask."""
+        self._tasks = [asyncio.create_task(self._keep_polling())]
+        if self._bus is not None:
+            self._tasks.append(asyncio.create_task(self._keep_listening(self._bus)))
+
+    async def close(self) -> None:
+        """Stop both. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def tell(self, changes: Sequence[Change]) -> None:
+        """Take changes of this process to heart, then tell the others."""
+        for change in changes:
+            self._apply(change)
+        if self._bus is not None and changes:
+            await self._bus.publish(changes)
+
+    async def poll(self) -> None:
+        """Ask the log once. Raises StoreUnavailable."""
+        asked_at = self._clock()
+        found = await asyncio.to_thread(self._log.changes_after, self._last)
+        # A log that ends before what was read of it is another one: the database was restored, say.
+        if found.changes is None or (self._last is not None and found.last < self._last):
+            self._cache.forget_all()
+        for change in found.changes or ():
+            self._apply(change)
+        self._last = found.last
+        self._cache.confirm(asked_at)
+
+    def _apply(self, change: Change) -> None:
+        if change.kind is TargetKind.KEY:
+            self._cache.forget(change.id)
+        else:
+            self._cache.forget_tenant(change.id)
+
+    async def _keep_polling(self) -> None:
+        while True:
+            self._is_due.clear()
+            try:
+                await self.poll()
+                self._note_lost(False)
+            except StoreUnavailable:
+                # What is held runs out by itself; see `CachingAuthenticator`.
+                self._note_lost(True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._is_due.wait()
+
+    def _note_lost(self, is_lost: bool) -> None:
+        if is_lost != self._is_lost:
+            self._is_lost = is_lost
+            if is_lost:
+                _LOGGER.warning("changes of keys and tenants can't be read: the database gives no answer")
+            else:
+                _LOGGER.info("changes of keys and tenants are read again")
+
+    async def _keep_listening(self, bus: ChangeBus) -> None:
+        while True:
+            async for change in bus.listen():
+                if change is None:
+                    self._is_due.set()
+                else:
+                    self._apply(change)
+            await asyncio.sleep(RETRY_S)

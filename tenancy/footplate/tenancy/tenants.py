@@ -1,0 +1,87 @@
+"""What a tenant is, and what may stand in the texts that people give to tenants and keys. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from footplate.tenancy.api_keys import LOOKS_LIKE_A_KEY
+from footplate.tenancy.errors import InvalidValue
+from footplate.tenancy.quotas import Quota
+
+MAX_NAME = 128
+MAX_LABELS = 16
+MAX_LABEL_VALUE = 256
+_LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One customer of the platform: a team of the company."""
+
+    id: str
+    name: str
+    cost_center: str = ""
+    # Tenants of one group may use each other's cached blocks.
+    share_group: str | None = None
+    is_suspended: bool = False
+    created_at: datetime | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    # None: the default holds.
+    quota: Quota | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As it is shown and as it stands in audit records; the quota is shown apart."""
+        return {
+            "id": self.id,
+            "object": "tenant",
+            "name": self.name,
+            "cost_center": self.cost_center,
+            "share_group": self.share_group,
+            "labels": dict(self.labels),
+            "state": "suspended" if self.is_suspended else "active",
+            "created_at": time_text(self.created_at),
+        }
+
+
+def time_text(at: datetime | None) -> str | None:
+    """RFC 3339 in UTC, to the second."""
+    return None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def check_text(name: str, text: str, *, least: int = 0) -> str:
+    """A text of one line, without blanks around it.
+
+    Raises:
+        InvalidValue: it is too long, too short, holds control characters, or holds an API key.
+    """
+    text = text.strip()
+    if not least <= len(text) <= MAX_NAME or not text.isprintable():
+        raise InvalidValue(f"{name} must be one line of {least} to {MAX_NAME} characters", name)
+    refuse_keys(name, text)
+    return text
+
+
+def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels as they are kept. Raises InvalidValue."""
+    if len(labels) > MAX_LABELS:
+        raise InvalidValue(f"there are {len(labels)} labels; at most {MAX_LABELS} are allowed", "labels")
+    for name, value in labels.items():
+        if not _LABEL_NAME.fullmatch(name):
+            message = "a label's name is 1 to 64 letters, digits, '.', '_' or '-', and begins with no sign"
+            raise InvalidValue(message, "labels")
+        if len(value) > MAX_LABEL_VALUE or not value.isprintable():
+            raise InvalidValue(
+                f"a label's value is one line of at most {MAX_LABEL_VALUE} characters", "labels"
+            )
+        refuse_keys("labels", value)
+    return dict(labels)
+
+
+def refuse_keys(name: str, text: str) -> None:
+    """Raises InvalidValue for a text that holds an API key: it would be stored and shown in clear."""
+    if LOOKS_LIKE_A_KEY.search(text):
+        raise InvalidValue(f"{name} holds an API key; keys must not be written down here", name)
