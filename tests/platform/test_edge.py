@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.types import EngineStats
+from footplate.platform.http.edge import EdgeLimits
 from footplate.platform.http.health import Readiness
 from footplate.tenancy.errors import StoreUnavailable
 from tests.builders import ADMIN_KEY, SCRAPE_KEY, TENANT_KEY, model_card
@@ -90,7 +91,7 @@ async def test_a_client_that_leaves_in_the_middle_ends_the_generation(rig: Rig, 
 async def test_a_client_that_reads_nothing_is_cut_and_its_generation_ends(
     make_rig: Callable[..., Rig], stream: bool
 ) -> None:
-    rig = make_rig(max_stall_s=0.01)
+    rig = make_rig(edge=EdgeLimits(max_stall_s=0.01))
     rig.says("one two three four five six seven")
     stalled, others = Wire(chat_body(stream=stream)), Wire(chat_body(stream=True))
 
@@ -229,7 +230,7 @@ async def _chunks(count: int, size: int) -> AsyncIterator[bytes]:
 
 
 async def test_too_large_a_body_is_refused_before_it_is_read(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(max_body_bytes=1000)
+    rig = make_rig(edge=EdgeLimits(max_body_bytes=1000))
     announced = Wire(chat_body())
     announced.scope["headers"].append((b"content-length", b"100000000"))
     await rig.app(announced.scope, announced.receive, announced.send)
@@ -251,7 +252,7 @@ async def test_an_unknown_caller_is_refused_before_the_body_is_read(rig: Rig) ->
 
 
 async def test_a_slow_body_times_out(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(max_body_s=0.01)
+    rig = make_rig(edge=EdgeLimits(max_body_s=0.01))
     wire = Wire(chat_body())
     wire._incoming = asyncio.Queue()
     wire._incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from footplate.platform.errors import AuthenticationFailed, PermissionDenied
 from footplate.platform.ports import Authenticator, Principal
+from footplate.tenancy.access import Action, roles_with
 
-# Roles whose keys may call models. An admin key may not: what it can reach is administration.
-INFERENCE_ROLES = frozenset({"member"})
-SCRAPE_ROLES = frozenset({"scrape", "platform_admin"})
+# An admin key may not call models: what it can reach is administration.
+INFERENCE_ROLES = frozenset(role.value for role in roles_with(Action.USE_MODELS))
+SCRAPE_ROLES = frozenset(role.value for role in roles_with(Action.READ_METRICS))
+ME_ROLES = frozenset(role.value for role in roles_with(Action.SEE_ONESELF))
 _MAX_KEY_CHARACTERS = 512
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,11 +14,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 import footplate.platform.http.health as health
+from footplate.platform.administration import AdminDesk
+from footplate.platform.admission import Admission, local_admission
 from footplate.platform.http import chat, completions, metrics, models, tokens
-from footplate.platform.http.edge import MAX_BODY_BYTES, MAX_BODY_SECONDS, MAX_STALL_SECONDS, Edge
+from footplate.platform.http.admin.endpoints import admin_routes
+from footplate.platform.http.admin.exchange import answer as answer_admin
+from footplate.platform.http.admin.openapi import describe
+from footplate.platform.http.edge import Edge, EdgeLimits
 from footplate.platform.http.errors import api_error
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.health import Readiness, ReadinessCheck
+from footplate.platform.http.me import show_me
+from footplate.platform.http.openapi import inlined_schema
 from footplate.platform.http.schemas import (
     ChatCompletionBody,
     CompletionBody,
@@ -38,28 +46,32 @@ def create_app(
     authenticator: Authenticator,
     pipelines: PipelineProvider,
     readiness: Mapping[str, ReadinessCheck] | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    max_body_s: float = MAX_BODY_SECONDS,
-    max_stall_s: float = MAX_STALL_SECONDS,
+    edge: EdgeLimits | None = None,
+    desk: AdminDesk | None = None,
+    admission: Admission | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application. Starts nothing and owns nothing: its parts are the caller's to close.
 
-    `readiness` adds dependencies to `/readyz`, by name; the engines are there anyway.
+    `readiness` adds dependencies to `/readyz`, by name; the engines are there anyway. Without a `desk` there
+    are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone.
     """
-    gateway = Gateway(client, authenticator, pipelines, GatewayMetrics(client.stats))
+    admission = admission or local_admission()
+    gateway_metrics = GatewayMetrics(client.stats, admission.metrics)
+    gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission)
     app = FastAPI(
         title="Footplate",
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        middleware=[
-            Middleware(Edge, max_body_bytes=max_body_bytes, max_body_s=max_body_s, max_stall_s=max_stall_s)
-        ],
+        middleware=[Middleware(Edge, limits=edge)],
         exception_handlers={HTTPException: _framework_error},
         redirect_slashes=False,
     )
     _add_posts(app, gateway)
-    _add_reads(app, gateway, {"engines": _engines_check(client), **(readiness or {})})
+    checks = {"engines": _engines_check(client), **(readiness or {})}
+    _add_reads(app, gateway, checks)
+    if desk is not None:
+        _add_admin(app, gateway, desk, checks)
     if settings.telemetry.prometheus:
         _add_get(app, "/metrics", _bound(gateway, metrics.show_metrics), "show_metrics")
     return app
@@ -75,7 +87,10 @@ def _add_posts(app: FastAPI, gateway: Gateway) -> None:
     for path, endpoint, body in routes:
         # The endpoints read the body themselves, in one pass and after the key; the schema is for readers.
         extra = {
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(body)}}}
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": inlined_schema(body)}},
+            }
         }
         app.add_api_route(
             path, _bound(gateway, endpoint), methods=["POST"], openapi_extra=extra, name=endpoint.__name__
@@ -101,6 +116,20 @@ def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessChe
     _add_get(app, "/readyz", readyz, "readyz")
 
 
+def _add_admin(app: FastAPI, gateway: Gateway, desk: AdminDesk, checks: Mapping[str, ReadinessCheck]) -> None:
+    for route in admin_routes(checks):
+        endpoint = _bound(gateway, partial(answer_admin, route, desk))
+        app.add_api_route(
+            route.path,
+            endpoint,
+            methods=[route.method],
+            name=route.handler.__name__,
+            summary=route.handler.__doc__,
+            openapi_extra=describe(route),
+        )
+    app.add_api_route("/v1/me", _bound(gateway, partial(show_me, desk)), methods=["GET"], name="show_me")
+
+
 def _add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], name: str) -> None:
     """A GET that probes may also ask for with HEAD."""
     app.add_api_route(path, endpoint, methods=["GET"], name=name)
@@ -115,23 +144,6 @@ def _bound(gateway: Gateway, endpoint: _Endpoint) -> Callable[[Request], Awaitab
             return Response(status_code=400)  # nobody is there to read it
 
     return bound
-
-
-def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """A body's schema with its definitions in place: OpenAPI looks for references elsewhere."""
-    schema = body.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def inlined(value: Any) -> Any:
-        if isinstance(value, dict):
-            reference = value.get("$ref")
-            if reference is not None:
-                return inlined(definitions[reference.rsplit("/", 1)[1]])
-            return {key: inlined(inner) for key, inner in value.items()}
-        return [inlined(inner) for inner in value] if isinstance(value, list) else value
-
-    result: dict[str, Any] = inlined(schema)
-    return result
 
 
 async def _framework_error(_: Request, error: Exception) -> Response:

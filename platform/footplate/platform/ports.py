@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
+from footplate.tenancy.limiter.decisions import LimitState
 from footplate.tenancy.quotas import UNLIMITED, Quota
 
 
@@ -82,4 +83,16 @@ class Authenticator(Protocol):
 
     async def authenticate(self, key: str) -> Principal | None:
         """The principal of a live key, or None. Takes the same time for a wrong secret as for a right one."""
+        ...
+
+
+class UseReader(Protocol):
+    """Says how much of its limits a caller has used."""
+
+    async def use(self, principal: Principal) -> Sequence[LimitState]:
+        """Every limit that the principal's requests meet, whatever their model. Nothing is taken.
+
+        Raises:
+            LimiterUnavailable: the counters can't be asked.
+        """
         ...

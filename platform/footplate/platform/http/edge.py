@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -19,13 +20,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_BODY_BYTES = 8 << 20
-MAX_BODY_SECONDS = 60.0
-MAX_STALL_SECONDS = 60.0
-
 _FAILURE, _MODEL = "footplate.failure", "footplate.model"
 
 _log = structlog.get_logger("footplate.edge")
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """How large a body may be, how long it may take to come, and how long a client may read nothing."""
+
+    max_body_bytes: int = 8 << 20
+    max_body_s: float = 60.0
+    max_stall_s: float = 60.0
 
 
 def note_failure(scope: Scope, error: Exception) -> None:
@@ -49,24 +55,21 @@ class Edge:
     def __init__(
         self,
         app: App,
-        max_body_bytes: int = MAX_BODY_BYTES,
-        max_body_s: float = MAX_BODY_SECONDS,
-        max_stall_s: float = MAX_STALL_SECONDS,
+        limits: EdgeLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._app = app
-        self._max_body_bytes = max_body_bytes
-        self._max_body_s = max_body_s
-        self._max_stall_s = max_stall_s
+        self._limits = limits or EdgeLimits()
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(send, self._max_stall_s, self._clock)
+        limits = self._limits
+        exchange = _Exchange(send, limits.max_stall_s, self._clock)
         scope["footplate.request_id"] = exchange.request_id
-        body = _BoundedBody(receive, _content_length(scope), self._max_body_bytes, self._max_body_s)
+        body = _BoundedBody(receive, _content_length(scope), limits.max_body_bytes, limits.max_body_s)
         try:
             await self._app(scope, body.receive, exchange.send)
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -25,7 +26,13 @@ async def healthz() -> Response:
 
 
 async def readyz(checks: Mapping[str, ReadinessCheck]) -> Response:
-    """200 when everything is ready, else 503; a check that fails counts as not ready."""
+    """200 when everything is ready, else 503."""
+    body, is_ready = await dependency_states(checks)
+    return JSONResponse(body, 200 if is_ready else 503)
+
+
+async def dependency_states(checks: Mapping[str, ReadinessCheck]) -> tuple[dict[str, Any], bool]:
+    """Each dependency's state, and whether all are ready; a check that fails counts as not ready."""
     states: dict[str, Readiness] = {}
     for name, check in checks.items():
         try:
@@ -39,4 +46,4 @@ async def readyz(checks: Mapping[str, ReadinessCheck]) -> Response:
             name: {"ready": state.is_ready, "mode": state.mode} for name, state in states.items()
         },
     }
-    return JSONResponse(body, 200 if is_ready else 503)
+    return body, is_ready

@@ -1,0 +1,90 @@
+"""Administration on the gateway's event loop: the database in threads of its own, notices afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+from footplate.platform.ports import UseReader
+from footplate.tenancy.access import Action
+from footplate.tenancy.admin.administration import Administration, Changed, IdempotentRequest
+from footplate.tenancy.admin.audit import Caller, Target
+from footplate.tenancy.admin.store import Reader, Writer
+from footplate.tenancy.changes import Change
+from footplate.tenancy.quotas import UNLIMITED, Quota
+
+# Few: changes wait for each other anyway, and requests for models need the machine.
+MAX_THREADS = 4
+_Answer = TypeVar("_Answer")
+
+
+class Tells(Protocol):
+    """Lets this gateway and the others know of changes, before their answers go out."""
+
+    async def tell(self, changes: Sequence[Change]) -> None: ...
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminDesk:
+    """What the admin endpoints work with.
+
+    `pepper` hashes new keys; `default_quota` is shown, not stored; `use` says what callers have used.
+    `source_header`: where the proxy in front says from which address a request came; None without one.
+    """
+
+    administration: Administration
+    pepper: bytes = field(repr=False)
+    tells: Tells | None = None
+    use: UseReader | None = None
+    default_quota: Quota = UNLIMITED
+    source_header: str | None = None
+    now: Callable[[], datetime] = _utc_now
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="admin"), repr=False
+    )
+
+    async def read(self, work: Callable[[Reader], _Answer]) -> _Answer:
+        """The answer of a read. Raises StoreUnavailable and what `work` raises."""
+        return await self._run(lambda: self.administration.read(work))
+
+    async def change(
+        self,
+        caller: Caller,
+        work: Callable[[Writer], dict[str, object]],
+        request: IdempotentRequest | None = None,
+    ) -> Changed:
+        """As `Administration.change`; all who listen have been told when it returns."""
+        # A client that goes away must not leave a change that nobody was told of.
+        return await asyncio.shield(asyncio.ensure_future(self._change(caller, work, request)))
+
+    async def note_refusal(
+        self, caller: Caller, action: Action, target: Target | None, code: str | None
+    ) -> None:
+        """As `Administration.note_refusal`."""
+        await self._run(lambda: self.administration.note_refusal(caller, action, target, code))
+
+    def close(self) -> None:
+        """Let no more work begin."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _change(
+        self,
+        caller: Caller,
+        work: Callable[[Writer], dict[str, object]],
+        request: IdempotentRequest | None,
+    ) -> Changed:
+        changed = await self._run(lambda: self.administration.change(caller, work, request))
+        if self.tells is not None:
+            await self.tells.tell(changed.notices)
+        return changed
+
+    async def _run(self, work: Callable[[], _Answer]) -> _Answer:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,0 +1,89 @@
+"""What `/openapi.json` says of the admin API: parameters, bodies, answers, and every error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from footplate.platform.http.admin.exchange import AdminRoute
+from footplate.platform.http.admin.schemas import ErrorAnswer
+from footplate.platform.http.openapi import inlined_schema
+
+_ERRORS = {
+    400: "A value or parameter can't be so: `invalid_value`, `unsupported_parameter`, `invalid_json`, "
+    "`missing_required_parameter`.",
+    401: "No key, or not a live one: `invalid_api_key`.",
+    403: "The key's role may not do this: `permission_denied`.",
+    404: "No such tenant or key, or another tenant's: `not_found`.",
+    408: "The body did not arrive in time: `request_timeout`.",
+    409: "It does not fit what is there: `name_taken`, `conflict`, `idempotency_key_reused`.",
+    413: "The body is too large: `request_too_large`.",
+    500: "The server failed: `server_error`.",
+    503: "The database can't be asked now; try again: `server_is_overloaded`.",
+}
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    "after": {"type": "string", "description": "The `next` of the page before."},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "asc"},
+    "name": {"type": "string"},
+    "tenant_id": {"type": "string"},
+    "target_id": {"type": "string"},
+}
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+    "description": "A repeated request with the same key and body within 24 h is answered as the first time "
+    "and changes nothing; a new key's text is then null.",
+}
+
+
+def describe(route: AdminRoute) -> dict[str, Any]:
+    """The operation's parameters, body and answers."""
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("tenant_id", "key_id")
+        if f"{{{name}}}" in route.path
+    ]
+    parameters += [{"name": name, "in": "query", "schema": _PARAMETERS[name]} for name in route.parameters]
+    if route.method == "POST":
+        parameters.append(_IDEMPOTENCY_KEY)
+    found: dict[str, Any] = {"parameters": parameters, "responses": _responses(route), "tags": ["admin"]}
+    if route.body is not None:
+        required = any(info.is_required() for info in route.body.model_fields.values())
+        found["requestBody"] = {"required": required, "content": _json(inlined_schema(route.body))}
+    return found
+
+
+def _responses(route: AdminRoute) -> dict[str, Any]:
+    schema = inlined_schema(route.answer)
+    if route.is_list:
+        schema = {
+            "type": "object",
+            "required": ["object", "data", "has_more", "next"],
+            "properties": {
+                "object": {"const": "list"},
+                "data": {"type": "array", "items": schema},
+                "has_more": {"type": "boolean"},
+                "next": {"type": ["string", "null"], "description": "The `after` of the next page."},
+            },
+        }
+    error = inlined_schema(ErrorAnswer)
+    declared: dict[str, Any] = {"200": {"description": "Done.", "content": _json(schema)}}
+    for status in _statuses(route):
+        declared[str(status)] = {"description": _ERRORS[status], "content": _json(error)}
+    return declared
+
+
+def _statuses(route: AdminRoute) -> list[int]:
+    found = {400, 401, 403, 500, 503}
+    if "{" in route.path:
+        found.add(404)
+    if route.body is not None:
+        found |= {408, 413}
+    if route.is_change:
+        found.add(409)
+    return sorted(found)
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
