@@ -4,6 +4,7 @@
     ├── SettingsError          the configuration can't be used; `faults` lists why
     ├── AuthenticationFailed   no key, or not a live one
     ├── PermissionDenied       the key is live but its role may not do this
+    ├── LimitRefused           a limit of the tenant or of its key does not admit the request
     ├── ModelNotFound          no such model, or none that this tenant may see
     ├── BodyTooLarge           the request's body is over the limit
     ├── BodyTooComplex         it holds too many lists, objects or values
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from footplate.tenancy.limiter.decisions import LimitState
 
 if TYPE_CHECKING:
     from footplate.platform.settings_faults import Fault
@@ -45,6 +48,29 @@ class AuthenticationFailed(PlatformError):
 
 class PermissionDenied(PlatformError):
     """The key's role may not do this."""
+
+
+class LimitRefused(PlatformError):
+    """A limit does not admit the request, and nothing of any limit was used.
+
+    `code` is the API's; `retry_after_s` None: no time helps. `about`: what the limit counts.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        code: str,
+        retry_after_s: int | None = None,
+        *,
+        about: str | None = None,
+        states: tuple[LimitState, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.about = about
+        self.states = states
 
 
 class ModelNotFound(PlatformError):

@@ -81,6 +81,12 @@ class Run:
         self._clock = clock
         self._begin = clock()
         self._submitted: list[_Submitted] = []
+        self._has_begun = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an engine has accepted any of it."""
+        return self._has_begun
 
     async def open(self) -> None:
         """Submit every prompt and wait for the first tokens, so that what is refused is refused here.
@@ -91,6 +97,7 @@ class Run:
         """
         for prompt in self.prompts:
             generation = await self._submit(prompt.request)
+            self._has_begun = True
             latencies = self._find_latencies(generation.engine)
             self._submitted.append(_Submitted(prompt, generation, latencies))
         first = self._submitted[0]

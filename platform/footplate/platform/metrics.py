@@ -6,6 +6,7 @@ Recording is a bisection and three additions: it happens for each token.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
@@ -131,11 +132,48 @@ class EngineLatencies:
         self.request = Histogram(_REQUEST_S)
 
 
+class LimitMetrics:
+    """What limits did. `gauges` are read when asked for: a name under `footplate_`, its help, its value."""
+
+    def __init__(self, gauges: Sequence[tuple[str, str, Callable[[], float]]] = ()) -> None:
+        self._gauges = gauges
+        self._refused: Counter[str] = Counter()
+        self._shadow: Counter[str] = Counter()
+
+    def refused(self, reason: str) -> None:
+        """A request was refused by a limit."""
+        self._refused[reason] += 1
+
+    def shadow_exceeded(self, kind: str) -> None:
+        """A limit in shadow mode would have refused a request."""
+        self._shadow[kind] += 1
+
+    def families(self) -> Iterator[Metric]:
+        """As Prometheus wants them."""
+        counters = (
+            ("footplate_limit_refusals", "Requests refused by limits", "reason", self._refused),
+            (
+                "footplate_limit_shadow_exceeded",
+                "Limits in shadow mode that were exceeded",
+                "kind",
+                self._shadow,
+            ),
+        )
+        for name, text, label, counts in counters:
+            counter = CounterMetricFamily(name, text, labels=[label])
+            for value, count in counts.items():
+                counter.add_metric([value], count)
+            yield counter
+        for name, text, read in self._gauges:
+            yield GaugeMetricFamily(f"footplate_{name}", text, value=read())
+
+
 class GatewayMetrics(Collector):
     """All that `/metrics` tells. Belongs to one event loop."""
 
-    def __init__(self, stats: StatsSource) -> None:
+    def __init__(self, stats: StatsSource, limits: LimitMetrics | None = None) -> None:
         self._stats = stats
+        self._limits = limits or LimitMetrics()
         self._latencies: dict[tuple[str, str], EngineLatencies] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -154,6 +192,7 @@ class GatewayMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from _engine_families(self._stats())
         yield from self._latency_families()
+        yield from self._limits.families()
 
     def _latency_families(self) -> Iterator[Metric]:
         families = (

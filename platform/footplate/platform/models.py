@@ -11,6 +11,8 @@ from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard
 from footplate.platform.errors import ModelNotFound
 
+NO_SUCH_MODEL = "There is no such model, or this key may not use it. GET /v1/models lists yours."
+
 PipelineLoader = Callable[[ModelCard], TextPipeline]
 
 
@@ -68,4 +70,4 @@ def find_model(models: Mapping[str, ModelCard], name: str) -> ModelCard:
     for candidate in models.values():
         if name in candidate.aliases:
             return candidate
-    raise ModelNotFound("There is no such model, or this key may not use it. GET /v1/models lists yours.")
+    raise ModelNotFound(NO_SUCH_MODEL)

@@ -147,7 +147,7 @@ def test_a_usage_that_could_not_be_told_is_told_once_the_store_is_back() -> None
         for name in ("b", "c"):
             await world.reserve(name, 1, REQUESTS)
         outcome = await world.limiter.settle(TENANT, "a", 25)
-        assert (outcome.is_changed, outcome.state) == (False, ReservationState.UNKNOWN)
+        assert (outcome.is_changed, outcome.state) == (False, ReservationState.UNHEARD)
         world.server.go_on()
         world.now_s += 1.0
         # The first end stays, though the store would take this one.

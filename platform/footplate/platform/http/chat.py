@@ -39,18 +39,19 @@ from footplate.platform.http.streaming import BodyResponse, StreamResponse
 
 
 async def create_chat_completion(gateway: Gateway, request: Request) -> Response:
-    """The steps of one request: authenticate, parse, template, tokenise, validate, submit, answer."""
+    """The steps of one request: authenticate, parse, resolve, authorise, tokenise, validate; then its run."""
     principal = await gateway.caller(request)
     body = parse_body(ChatCompletionBody, await request.body())
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
-    card, pipeline = await gateway.model(request, body.model)
+    card, pipeline = await gateway.model(request, principal, body.model)
+    terms = gateway.admission.terms(principal, card)
     ids = await encode_messages(pipeline, card, body.messages)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked == 0:
         raise InvalidRequest("max_completion_tokens must be at least 1.", "max_completion_tokens")
-    max_tokens = allowed_tokens(card, len(ids), asked, "messages")
+    max_tokens = allowed_tokens(card, terms, len(ids), asked, "messages", body.n or 1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     bad_words = await bad_words_ids(pipeline, body.bad_words)
     params = sampling_params(body, card, max_tokens, logprobs, body.prompt_logprobs, bad_words)
@@ -58,8 +59,8 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
         "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion", card, body.service_tier
     )
     choices = [Choice(index, pipeline.choice_decoder(params)) for index in range(params.n)]
-    prompt = PromptRun(engine_request(head.id, ids, params, body, principal), choices)
-    run = gateway.run(card, [prompt])
+    prompt = PromptRun(engine_request(head.id, ids, params, body, principal, terms), choices)
+    run = gateway.run(request, card, terms, [prompt])
     if body.stream:
         return StreamResponse(run, ChatStream(head, body, pipeline, params.n))
     return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt))

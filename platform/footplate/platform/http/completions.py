@@ -15,6 +15,7 @@ from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.text.detokenizer import Detokenizer, TokenTexts
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard, SamplingParams, TokenLogprob, TokenUsage
+from footplate.platform.admission import Terms
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.chat import refuse_absurd
@@ -52,16 +53,24 @@ class _Prompt:
     text: str | None  # None when the client sent ids
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    principal: Principal
+    terms: Terms
+
+
 async def create_completion(gateway: Gateway, request: Request) -> Response:
-    """The steps of one request: authenticate, parse, tokenise, validate, submit, answer."""
+    """The steps of one request: authenticate, parse, resolve, authorise, tokenise, validate; then its run."""
     principal = await gateway.caller(request)
     body = parse_body(CompletionBody, await request.body())
     _check(body)
-    card, pipeline = await gateway.model(request, body.model)
+    card, pipeline = await gateway.model(request, principal, body.model)
+    terms = gateway.admission.terms(principal, card)
     prompts = await _read_prompts(pipeline, card, body)
     head = Head.new("cmpl-", "text_completion", card, body.service_tier)
-    runs = await _prompt_runs(prompts, body, card, pipeline, principal, head)
-    run = gateway.run(card, runs)
+    caller = _Caller(principal, terms)
+    runs = await _prompt_runs(prompts, body, card, pipeline, caller, head)
+    run = gateway.run(request, card, terms, runs)
     if body.stream:
         return StreamResponse(run, CompletionStream(head, body, pipeline))
     return BodyResponse(run, CompletionAnswer(head, body, pipeline, runs))
@@ -131,19 +140,21 @@ async def _prompt_runs(
     body: CompletionBody,
     card: ModelCard,
     pipeline: TextPipeline,
-    principal: Principal,
+    caller: _Caller,
     head: Head,
 ) -> list[PromptRun]:
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else body.prompt_logprobs
     num_choices = body.n or 1
     for prompt in prompts:
-        allowed_tokens(card, len(prompt.ids), asked, "prompt")
+        allowed_tokens(card, caller.terms, len(prompt.ids), asked, "prompt")
     bad_words = await bad_words_ids(pipeline, body.bad_words)
     params = sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words)
     runs = []
     for number, prompt in enumerate(prompts):
-        request = engine_request(f"{head.id}-{number}", prompt.ids, params, body, principal)
+        request = engine_request(
+            f"{head.id}-{number}", prompt.ids, params, body, caller.principal, caller.terms
+        )
         choices = [
             Choice(number * num_choices + index, _decoder(pipeline, params, body))
             for index in range(num_choices)

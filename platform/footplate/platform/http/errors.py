@@ -32,12 +32,14 @@ from footplate.platform.errors import (
     BodyTooComplex,
     BodyTooLarge,
     BodyTooSlow,
+    LimitRefused,
     ModelNotFound,
     PermissionDenied,
     PlatformError,
     UnsupportedParameter,
 )
 from footplate.platform.http.forms import WRONG_FORM
+from footplate.platform.http.limit_headers import limit_headers
 from footplate.tenancy.errors import (
     AccessDenied,
     Conflict,
@@ -52,6 +54,8 @@ from footplate.tenancy.errors import (
 # pydantic's parser has these limits; neither can be set.
 MAX_JSON_DEPTH = 200
 MAX_JSON_DIGITS = 4_300
+# The SDKs heed no longer Retry-After, and would try again within seconds instead.
+MAX_SDK_WAIT_S = 60
 _MAX_PARAM_CHARACTERS = 128
 _REQUEST = "invalid_request_error"
 _SERVER = "server_error"
@@ -117,7 +121,21 @@ def _from_engine(error: EngineError) -> ApiError:
     return ApiError(500, "The engine failed to answer this request.", _SERVER, _SERVER)
 
 
+def _from_limit(error: LimitRefused) -> ApiError:
+    """429, and whether trying again can help: the SDKs try a 429 again unless they are told not to."""
+    headers = {name.decode(): value.decode() for name, value in limit_headers(error.states)}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.code == "server_is_overloaded":
+        return ApiError(503, error.message, _SERVER, error.code, headers=headers)
+    if error.retry_after_s is None or error.retry_after_s > MAX_SDK_WAIT_S:
+        headers["x-should-retry"] = "false"
+    return ApiError(429, error.message, error.about or error.code, error.code, headers=headers)
+
+
 def _from_platform(error: PlatformError) -> ApiError:
+    if isinstance(error, LimitRefused):
+        return _from_limit(error)
     if isinstance(error, AuthenticationFailed):
         challenge = {"www-authenticate": "Bearer"}
         return ApiError(401, str(error), code="invalid_api_key", headers=challenge)

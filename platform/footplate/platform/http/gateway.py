@@ -12,6 +12,8 @@ from starlette.requests import Request
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
+from footplate.platform.admission import Admission, Terms, authorise
+from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
 from footplate.platform.http.edge import note_model
@@ -28,6 +30,7 @@ class Gateway:
     authenticator: Authenticator
     pipelines: PipelineProvider
     metrics: GatewayMetrics
+    admission: Admission
     clock: Callable[[], float] = field(default=time.perf_counter)
 
     async def caller(self, request: Request) -> Principal:
@@ -48,13 +51,24 @@ class Gateway:
         """The caller; `roles` None takes any key. Raises AuthenticationFailed or PermissionDenied."""
         return await authenticate(request.headers, self.authenticator, roles)
 
-    async def model(self, request: Request, name: str) -> tuple[ModelCard, TextPipeline]:
-        """A served model and its text pipeline. Raises ModelNotFound or LoadError."""
+    async def model(
+        self, request: Request, principal: Principal, name: str
+    ) -> tuple[ModelCard, TextPipeline]:
+        """A served model that the principal may use, and its text pipeline.
+
+        Raises:
+            ModelNotFound: no such name or alias, or the principal may not use what finally answers.
+            LoadError: its tokenizer can't be used.
+        """
         card = find_model(self.client.models(), name)
+        authorise(principal, card)
         note_model(request.scope, card.name)
         return card, self.pipelines.loaded(card) or await self.pipelines.get(card)
 
-    def run(self, card: ModelCard, prompts: Sequence[PromptRun]) -> Run:
-        """A request's run, not yet begun."""
+    def run(
+        self, request: Request, card: ModelCard, terms: Terms, prompts: Sequence[PromptRun]
+    ) -> AdmittedRun:
+        """A request's run under its tenant's limits, not yet begun."""
         find_latencies = partial(self.metrics.latencies, card.name)
-        return Run(self.client, card.name, prompts, find_latencies, self.clock)
+        run = Run(self.client, card.name, prompts, find_latencies, self.clock)
+        return AdmittedRun(run, self.admission, terms, request.scope["footplate.request_id"])

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from footplate.engine.errors import InvalidRequest, RequestTooLarge
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, ModelCard, SamplingParams
+from footplate.platform.admission import Terms
 from footplate.platform.http.schemas import GenerationBody
 from footplate.platform.ports import Principal
 
@@ -73,22 +74,32 @@ async def bad_words_ids(pipeline: TextPipeline, words: Sequence[str] | None) -> 
     return pipeline.bad_words_ids(given) if given else ()
 
 
-def allowed_tokens(card: ModelCard, num_prompt_tokens: int, asked: int | None, param: str) -> int:
-    """How many tokens an answer may have: what was asked, or what context and pool leave.
+def allowed_tokens(
+    card: ModelCard, terms: Terms, num_prompt_tokens: int, asked: int | None, param: str, num_choices: int = 1
+) -> int:
+    """How many tokens an answer may have: what was asked, or what context, pool and limits leave.
 
     Raises:
         RequestTooLarge: prompt and answer don't fit; `param` names the prompt.
     """
     room = min(card.max_model_len, card.kv_tokens)
+    limit = "This model's context length" if room == card.max_model_len else "This model's KV cache"
+    if terms.max_context_tokens is not None and terms.max_context_tokens < room:
+        room, limit = terms.max_context_tokens, "The context length that this key may use"
     wanted = 1 if asked is None else asked
     if num_prompt_tokens + wanted > room:
-        limit = "context length" if card.max_model_len <= card.kv_tokens else "KV cache"
         raise RequestTooLarge(
-            f"This model's {limit} is {room} tokens, but {num_prompt_tokens + wanted} were asked for "
+            f"{limit} is {room} tokens, but {num_prompt_tokens + wanted} were asked for "
             f"({num_prompt_tokens} in the prompt, {wanted} for the answer). Shorten either.",
             param,
         )
-    return room - num_prompt_tokens if asked is None else asked
+    if asked is not None:
+        return asked
+    left = room - num_prompt_tokens
+    if terms.max_reserved_tokens is not None:
+        # All that may be answered is reserved first: more than the whole limit could never be.
+        left = min(left, max(1, (terms.max_reserved_tokens - num_prompt_tokens) // num_choices))
+    return left
 
 
 def check_stream_options(body: GenerationBody) -> None:
@@ -118,16 +129,25 @@ def cache_scope(principal: Principal, cache_salt: str | None) -> bytes:
 
 
 def engine_request(
-    request_id: str, ids: Sequence[int], params: SamplingParams, body: GenerationBody, principal: Principal
+    request_id: str,
+    ids: Sequence[int],
+    params: SamplingParams,
+    body: GenerationBody,
+    principal: Principal,
+    terms: Terms,
 ) -> EngineRequest:
-    """One prompt as the engine is asked for it, in the name of the caller's tenant."""
+    """One prompt as the engine is asked for it, in the name of the caller's tenant.
+
+    A client's own priority can only put it behind the class that its tenant has.
+    """
     return EngineRequest(
         request_id,
         ids,
         params,
         cache_scope=cache_scope(principal, body.cache_salt),
         tenant=principal.tenant_id,
-        priority=body.priority or 0,
+        weight=terms.weight,
+        priority=terms.priority + (body.priority or 0),
     )
 
 

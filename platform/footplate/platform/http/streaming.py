@@ -12,10 +12,12 @@ import msgspec
 from starlette.responses import Response
 
 from footplate.engine.types import TokenUsage
+from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import AnswerNotRead
-from footplate.platform.generation import Run, Sink
+from footplate.platform.generation import Sink
 from footplate.platform.http.edge import Receive, Scope, Send, note_failure
 from footplate.platform.http.errors import api_error
+from footplate.platform.http.limit_headers import limit_headers
 
 DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
@@ -44,7 +46,7 @@ class BodySink(Sink, Protocol):
 class _RunResponse(Response, ABC):
     """Runs the request when it is called, so that refusals still become plain error answers."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AdmittedRun) -> None:
         super().__init__()
         self._run = run
 
@@ -63,14 +65,18 @@ class _RunResponse(Response, ABC):
 class BodyResponse(_RunResponse):
     """The whole answer at once."""
 
-    def __init__(self, run: Run, sink: BodySink) -> None:
+    def __init__(self, run: AdmittedRun, sink: BodySink) -> None:
         super().__init__(run)
         self._sink = sink
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         await self._run.drain(self._sink)
         body = msgspec.json.encode(self._sink.body(self._run.usage()))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *limit_headers(self._run.states),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -78,7 +84,7 @@ class BodyResponse(_RunResponse):
 class StreamResponse(_RunResponse):
     """Server-sent events; all that is pending goes out in one send."""
 
-    def __init__(self, run: Run, sink: StreamSink) -> None:
+    def __init__(self, run: AdmittedRun, sink: StreamSink) -> None:
         super().__init__(run)
         self._sink = sink
 
@@ -91,7 +97,8 @@ class StreamResponse(_RunResponse):
                 out.clear()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS.copy()})
+        headers = [*_STREAM_HEADERS, *limit_headers(self._run.states)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await self._run.drain(self._sink, flush)
             self._sink.last(self._run.usage())

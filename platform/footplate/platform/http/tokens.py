@@ -19,10 +19,10 @@ from footplate.platform.http.schemas import DetokenizeBody, TokenizeBody, parse_
 
 async def tokenize(gateway: Gateway, request: Request) -> Response:
     """Ids of a prompt or of a conversation, as the engine would see them."""
-    await gateway.authenticate(request)
+    principal = await gateway.authenticate(request)
     body = parse_body(TokenizeBody, await request.body())
     _check(body)
-    card, pipeline = await gateway.model(request, body.model)
+    card, pipeline = await gateway.model(request, principal, body.model)
     if body.messages is not None:
         ids = await encode_messages(pipeline, card, body.messages, body.add_generation_prompt is not False)
         return _json(_counted(ids, card, pipeline, body))
@@ -53,9 +53,9 @@ def _counted(ids: list[int], card: ModelCard, pipeline: TextPipeline, body: Toke
 
 async def detokenize(gateway: Gateway, request: Request) -> Response:
     """The text of ids, control tokens included unless they are to be left out."""
-    await gateway.authenticate(request)
+    principal = await gateway.authenticate(request)
     body = parse_body(DetokenizeBody, await request.body())
-    card, pipeline = await gateway.model(request, body.model)
+    card, pipeline = await gateway.model(request, principal, body.model)
     if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < card.vocab_size):
         raise InvalidRequest(f"tokens holds an id outside 0 to {card.vocab_size - 1}.", "tokens")
 

@@ -20,6 +20,10 @@ _LOGGER = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 
+# A tenant's id that nobody has: asking for it touches nothing.
+NOBODY = "-"
+
+
 class DegradedMode(StrEnum):
     """What a limit does while the store is away."""
 
@@ -63,6 +67,7 @@ class DegradingLimiter:
         self._breaker = breaker
         self._config = config or DegradedConfig()
         self._is_degraded = False
+        self._num_changes = 0
         # Ends that the store may not have heard of, oldest first.
         self._unsent: OrderedDict[tuple[str, str], Callable[[], Coroutine[Any, Any, Outcome]]] = OrderedDict()
 
@@ -70,6 +75,15 @@ class DegradingLimiter:
     def is_degraded(self) -> bool:
         """Whether the last call found the store away."""
         return self._is_degraded
+
+    @property
+    def num_changes(self) -> int:
+        """How often the store was lost or found."""
+        return self._num_changes
+
+    def modes(self) -> dict[LimitKind, DegradedMode]:
+        """What each kind of limit does while the store is away."""
+        return {kind: self._config.modes.get(kind, DegradedMode.LOCAL) for kind in LimitKind}
 
     @property
     def num_unsent(self) -> int:
@@ -88,7 +102,7 @@ class DegradingLimiter:
         return decision
 
     async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
-        """As `Limiter.settle`; while the store is away, kept and sent later, and UNKNOWN until then."""
+        """As `Limiter.settle`; while the store is away, kept and sent later, and UNHEARD until then."""
         if self._local.knows(tenant_id, request_id):
             return await self._local.settle(tenant_id, request_id, num_tokens)
         return await self._end(
@@ -102,11 +116,11 @@ class DegradingLimiter:
         return await self._end((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id))
 
     async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
-        """As `Limiter.heartbeat`; while the store is away it is lost, and UNKNOWN."""
+        """As `Limiter.heartbeat`; while the store is away it is lost, and UNHEARD."""
         if self._local.knows(tenant_id, request_id):
             return await self._local.heartbeat(tenant_id, request_id, num_tokens)
         outcome = await self._ask(lambda: self._shared.heartbeat(tenant_id, request_id, num_tokens))
-        return outcome or Outcome(False, ReservationState.UNKNOWN)
+        return outcome or Outcome(False, ReservationState.UNHEARD)
 
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`; while the store is away, of this process alone."""
@@ -117,6 +131,14 @@ class DegradingLimiter:
         """As `Limiter.sweep`, in both limiters."""
         num_local = await self._local.sweep(tenant_id)
         return num_local + (await self._ask(lambda: self._shared.sweep(tenant_id)) or 0)
+
+    async def look_after_store(self) -> None:
+        """Find out whether the store is there, and tell it what it has not heard of.
+
+        Called every half a second or so, it makes the outage known without any request, and the return too.
+        """
+        if not self._is_degraded or await self._ask(lambda: self._shared.sweep(NOBODY)) is not None:
+            await self.send_unsent()
 
     async def send_unsent(self) -> int:
         """Tell the store the ends that it has not heard of; how many are left. Whoever beats also calls this.
@@ -132,7 +154,7 @@ class DegradingLimiter:
 
     async def _end(self, name: tuple[str, str], end: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         if name in self._unsent:
-            return Outcome(False, ReservationState.UNKNOWN)
+            return Outcome(False, ReservationState.UNHEARD)
         outcome = await self._ask(end)
         if outcome is not None:
             return outcome
@@ -140,7 +162,7 @@ class DegradingLimiter:
         self._unsent.setdefault(name, end)
         if len(self._unsent) > self._config.max_unsent:
             self._unsent.popitem(last=False)
-        return Outcome(False, ReservationState.UNKNOWN)
+        return Outcome(False, ReservationState.UNHEARD)
 
     async def _reserve_degraded(
         self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
@@ -177,10 +199,12 @@ class DegradingLimiter:
             self._breaker.fail()
             if not self._is_degraded:
                 self._is_degraded = True
+                self._num_changes += 1
                 _LOGGER.warning("limits are degraded: %s", error)
             return None
         self._breaker.succeed()
         if self._is_degraded:
             self._is_degraded = False
+            self._num_changes += 1
             _LOGGER.info("limits are shared again; %d ends of reservations to send", len(self._unsent))
         return answer

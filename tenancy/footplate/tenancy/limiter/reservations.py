@@ -18,8 +18,10 @@ class ReservationState(StrEnum):
     SETTLED = "settled"
     RELEASED = "released"
     EXPIRED = "expired"
-    # Never made, or over for so long that it is forgotten.
+    # Never made, over for so long that it is forgotten, or lost with the store's data.
     UNKNOWN = "unknown"
+    # The store is away: nobody can say.
+    UNHEARD = "unheard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from footplate.tenancy.adapters.valkey.active_tenants import ValkeyActiveTenants
 from footplate.tenancy.adapters.valkey.calls import FunctionCalls
 from footplate.tenancy.errors import LimiterUnavailable
 from footplate.tenancy.limiter.decisions import (
@@ -82,8 +83,8 @@ def connect(url: str, *, timeout_s: float = 0.25, max_connections: int = 64) -> 
 class ValkeyLimiter:
     """A `Limiter` that all gateways share. The client may be one of a cluster; its owner closes it.
 
-    `clock_offset_ms` is for tests alone: it is added to the server's time, so that windows and leases pass
-    without waiting. Production leaves it out.
+    `tenants` is told whose leases there are, for the reaper. `clock_offset_ms` is for tests alone: it is
+    added to the server's time, so that windows and leases pass without waiting. Production leaves it out.
     """
 
     def __init__(
@@ -91,12 +92,14 @@ class ValkeyLimiter:
         client: Any,
         config: ValkeyLimiterConfig | None = None,
         *,
+        tenants: ValkeyActiveTenants | None = None,
         clock_offset_ms: Callable[[], int] | None = None,
     ) -> None:
         self._calls = FunctionCalls(client, FUNCTION, LIBRARY)
         self._config = config or ValkeyLimiterConfig()
         self._lease_ms = round(self._config.lease_s * 1000)
         self._remembered_ms = round(self._config.remembered_s * 1000)
+        self._tenants = tenants
         self._clock_offset_ms = clock_offset_ms
         # The server's clock at the last answer, for tests that follow it.
         self.last_answer_ms = 0
@@ -108,6 +111,9 @@ class ValkeyLimiter:
         for limit in limits:
             amounts.of(limit)  # raises AmountUnknown before anything is asked
         tokens = _UNKNOWN_TOKENS if amounts.num_tokens is None else amounts.num_tokens
+        if self._tenants is not None:
+            # Before it is taken: a gateway that dies right after it must not leave what nobody looks for.
+            await self._tenants.note(tenant_id)
         reply = await self._call("reserve", tenant_id, request_id, tokens, limits)
         verdict = reply[1]
         decision = judge(request_id, limits, _readings(reply))
@@ -129,7 +135,12 @@ class ValkeyLimiter:
 
     async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
         """As `Limiter.heartbeat`."""
-        return _outcome(await self._call("heartbeat", tenant_id, request_id, num_tokens))
+        outcome = _outcome(await self._call("heartbeat", tenant_id, request_id, num_tokens))
+        if self._tenants is not None:
+            if outcome.state is ReservationState.UNKNOWN:
+                self._tenants.forget(tenant_id)
+            await self._tenants.note(tenant_id)
+        return outcome
 
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`."""

@@ -1,0 +1,83 @@
+"""The limiter of one gateway over Valkey, with what keeps it right in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from footplate.platform.admission import Admission
+from footplate.platform.http.health import Readiness
+from footplate.platform.metrics import LimitMetrics
+from footplate.platform.settings import LimitSettings
+from footplate.platform.settlement import Settlement
+from footplate.tenancy.adapters.valkey.active_tenants import ValkeyActiveTenants
+from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
+from footplate.tenancy.limiter.breaker import Breaker
+from footplate.tenancy.limiter.degrading import DegradedConfig, DegradedMode, DegradingLimiter
+from footplate.tenancy.limiter.limits import LimitKind
+from footplate.tenancy.limiter.local import LocalLimiter
+from footplate.tenancy.limiter.reaper import Reaper
+
+LOOK_S = 0.5
+STORE_TIMEOUT_S = (
+    0.3  # of a connection and of an answer: a refusal by the declared mode comes well within 1 s
+)
+
+
+class GatewayLimits:
+    """Owns the client to Valkey and all background work of the limits; belongs to one event loop."""
+
+    def __init__(self, redis_url: str, settings: LimitSettings, *, num_gateways: int = 1) -> None:
+        lease_s = settings.lease_s
+        self._client = connect(redis_url, timeout_s=STORE_TIMEOUT_S)
+        tenants = ValkeyActiveTenants(self._client, lease_s=lease_s)
+        shared = ValkeyLimiter(self._client, ValkeyLimiterConfig(lease_s=lease_s), tenants=tenants)
+        # Every kind that is counted so far is a rate: a budget is counted from a ledger.
+        mode = DegradedMode(settings.degraded_mode.rate)
+        config = DegradedConfig(dict.fromkeys(LimitKind, mode), local_share=1 / num_gateways)
+        self.limiter = DegradingLimiter(shared, LocalLimiter(lease_s=lease_s), Breaker(), config)
+        settlement = Settlement(self.limiter, lease_s)
+        gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("limits_degraded", "1 while the shared limits can't be asked", lambda: self.limiter.is_degraded),
+            ("limits_mode_changes", "Times the shared limits were lost or found", self._num_changes),
+            ("reservations_open", "Requests that hold a reservation", lambda: settlement.num_open),
+            ("reservations_unsent", "Ends of reservations not told yet", lambda: self.limiter.num_unsent),
+        )
+        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges))
+        self._reaper = Reaper(shared, tenants, period_s=max(1.0, lease_s / 3))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to beat for open reservations, to look after the store and to reap."""
+        self.admission.settlement.start()
+        work: tuple[Coroutine[Any, Any, None], ...] = (self._reaper.run(), self._look())
+        self._tasks = [asyncio.create_task(item) for item in work]
+
+    async def close(self) -> None:
+        """End the background work once all reservations that have ended are told."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.admission.settlement.close()
+        await self.limiter.send_unsent()
+        await self._client.aclose()
+
+    def readiness_check(self) -> Callable[[], Awaitable[Readiness]]:
+        """For `/readyz`: `shared`, or what the limits do while Valkey is away."""
+
+        async def check() -> Readiness:
+            if not self.limiter.is_degraded:
+                return Readiness(True, "shared")
+            mode = self.limiter.modes()[LimitKind.REQUESTS_PER_MINUTE]
+            return Readiness(mode is not DegradedMode.CLOSED, str(mode))
+
+        return check
+
+    def _num_changes(self) -> float:
+        return self.limiter.num_changes
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.limiter.look_after_store()

@@ -1,0 +1,223 @@
+"""Whether a request may run, on what terms, and how much of its tenant's limits is held for it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from footplate.engine.types import ModelCard, TokenUsage
+from footplate.platform.errors import LimitRefused, ModelNotFound
+from footplate.platform.metrics import LimitMetrics
+from footplate.platform.models import NO_SUCH_MODEL
+from footplate.platform.ports import Principal
+from footplate.platform.settlement import Hold, Settlement
+from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
+from footplate.tenancy.limiter.limits import TOKEN_KINDS, Limit, LimitKind, limits_for
+from footplate.tenancy.limiter.local import LocalLimiter
+from footplate.tenancy.limiter.reservations import Limiter
+from footplate.tenancy.quotas import MAX_PRIORITY, MAX_WEIGHT, UNLIMITED, LimitMode, Quota
+
+MAX_CACHED_TERMS = 10_000
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the quotas of a tenant and of its key come to for one model.
+
+    A key's quota narrows its tenant's and never widens it: whoever may set a key's can't set the tenant's.
+    """
+
+    tenant_id: str
+    limits: tuple[Limit, ...] = ()
+    # Prompt and answer together; None: as much as the model holds.
+    max_context_tokens: int | None = None
+    # The smallest whole token limit: a request that needs more can never run.
+    max_reserved_tokens: int | None = None
+    is_out_of_budget: bool = False
+    priority: int = 0  # as the engine has it: lower runs first
+    weight: float = 1.0
+    cached_token_weight: float = 1.0
+
+    def count(self, usage: TokenUsage) -> int:
+        """What a usage counts for in token limits: cached input by its weight, rounded up."""
+        cached = math.ceil(usage.cached_tokens * self.cached_token_weight)
+        return usage.total_tokens - usage.cached_tokens + cached
+
+
+def terms_of(principal: Principal, model: str) -> Terms:
+    """The terms on which a principal uses a model that it may use."""
+    tenant, key = principal.tenant_quota, principal.key_quota or UNLIMITED
+    quotas = (tenant, key)
+    limits = limits_for(
+        principal.tenant_id, principal.key_id, model, tenant_quota=tenant, key_quota=principal.key_quota
+    )
+    of_model = [quota.per_model[model] for quota in quotas if model in quota.per_model]
+    enforced = [quota for quota in (*quotas, *of_model) if quota.mode is LimitMode.ENFORCE]
+    token_limits = [limit for limit in limits if limit.is_enforced and limit.kind in TOKEN_KINDS]
+    return Terms(
+        principal.tenant_id,
+        limits,
+        max_context_tokens=_least(quota.max_context_tokens for quota in enforced),
+        max_reserved_tokens=_least(limit.max_amount for limit in token_limits),
+        # Without prices nobody can say what is spent, but of nothing everything is.
+        is_out_of_budget=any(quota.monthly_budget_pico == 0 for quota in enforced),
+        # What a tenant leaves unset is the default, and that too is narrowed only.
+        priority=max(_given(0, tenant.priority), _given(-MAX_PRIORITY, key.priority)),
+        weight=min(_given(1.0, tenant.weight), _given(MAX_WEIGHT, key.weight)),
+        cached_token_weight=max(
+            _given(1.0, tenant.cached_token_weight),
+            _given(0.0, key.cached_token_weight),
+        ),
+    )
+
+
+def authorise(principal: Principal, card: ModelCard) -> None:
+    """Raises ModelNotFound unless both quotas let the principal use the model that finally answers.
+
+    This is access, so it holds for quotas in shadow mode too; and it looks like a model that is not there.
+    """
+    if not may_use(principal, card):
+        raise ModelNotFound(NO_SUCH_MODEL)
+
+
+def may_use(principal: Principal, card: ModelCard) -> bool:
+    """Whether a principal may know of a model."""
+    quotas = (principal.tenant_quota, principal.key_quota or UNLIMITED)
+    return all(quota.allows(card.name) for quota in quotas)
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _given(default: _Number, value: _Number | None) -> _Number:
+    return default if value is None else value
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may run: the limits as they stand, for its headers, and what is held of them."""
+
+    states: tuple[LimitState, ...] = ()
+    hold: Hold | None = None
+
+
+class Admission:
+    """Takes what a request needs from every limit, or refuses it. One event loop owns it."""
+
+    def __init__(self, limiter: Limiter, settlement: Settlement, metrics: LimitMetrics) -> None:
+        self.limiter = limiter
+        self.settlement = settlement
+        self.metrics = metrics
+        self._terms: dict[tuple[str, str], tuple[Quota, Quota | None, Terms]] = {}
+
+    def terms(self, principal: Principal, card: ModelCard) -> Terms:
+        """The terms for a model, once the principal is authorised for it.
+
+        Raises:
+            ModelNotFound: as `authorise`.
+        """
+        authorise(principal, card)
+        name = (principal.key_id, card.name)
+        found = self._terms.get(name)
+        # Quotas are values that change as a whole: the same ones mean the same terms.
+        if found is not None and found[0] is principal.tenant_quota and found[1] is principal.key_quota:
+            return found[2]
+        if len(self._terms) >= MAX_CACHED_TERMS:
+            self._terms.clear()
+        terms = terms_of(principal, card.name)
+        self._terms[name] = (principal.tenant_quota, principal.key_quota, terms)
+        return terms
+
+    async def reserve(
+        self, terms: Terms, request_id: str, num_tokens: int, used_so_far: Callable[[], int]
+    ) -> Admitted:
+        """Hold `num_tokens` and one request. `used_so_far` is asked for while it runs.
+
+        Raises:
+            LimitRefused: a limit does not admit it; nothing is held.
+        """
+        if terms.is_out_of_budget:
+            self.metrics.refused("budget")
+            raise LimitRefused(
+                "The monthly budget is 0, so nothing can be spent. Ask an administrator to raise it.",
+                "insufficient_quota",
+            )
+        if not terms.limits:
+            return Admitted()
+        decision = await self._decide(terms, request_id, num_tokens)
+        self._count(decision)
+        if decision.refusal is not None:
+            raise refused(decision.refusal, decision.states, num_tokens)
+        hold = Hold(terms.tenant_id, request_id, terms.limits, num_tokens, used_so_far)
+        self.settlement.open(hold)
+        return Admitted(decision.states, hold)
+
+    async def _decide(self, terms: Terms, request_id: str, num_tokens: int) -> Decision:
+        """In a task of its own: what is taken for a client that leaves meanwhile must be given back."""
+        asking = asyncio.ensure_future(
+            self.limiter.reserve(terms.tenant_id, request_id, terms.limits, Amounts(num_tokens))
+        )
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self.settlement.release_when_decided(asking, terms.tenant_id, request_id)
+            raise
+
+    def _count(self, decision: Decision) -> None:
+        if decision.refusal is not None:
+            self.metrics.refused(decision.refusal.kind.value)
+        for state in decision.states:
+            if state.is_exceeded and not state.limit.is_enforced:
+                self.metrics.shadow_exceeded(state.limit.kind.value)
+
+
+_WHAT = {
+    LimitKind.REQUESTS_PER_MINUTE: "requests a minute",
+    LimitKind.TOKENS_PER_MINUTE: "tokens a minute",
+    LimitKind.TOKENS_PER_DAY: "tokens a day",
+    LimitKind.MAX_CONCURRENT_REQUESTS: "requests at a time",
+}
+
+
+def refused(refusal: Refusal, states: Sequence[LimitState], num_tokens: int) -> LimitRefused:
+    """The refusal in words: which limit, how much of it is left, what was asked, and what to do."""
+    if refusal.kind is RefusalKind.UNAVAILABLE:
+        return LimitRefused("Limits can't be checked at the moment; try again.", "server_is_overloaded", 1)
+    limit = refusal.limit
+    assert limit is not None, "an id of our own is never used twice"
+    whose = "key" if limit.scope.key_id is not None else "tenant"
+    which = f"This {whose}'s limit" + ("" if limit.scope.model is None else " for this model")
+    which = f"{which} is {limit.max_amount} {_WHAT[limit.kind]}"
+    asked = num_tokens if limit.kind in TOKEN_KINDS else 1
+    if refusal.kind is RefusalKind.TOO_LARGE:
+        mend = (
+            "Shorten the prompt, lower max_tokens or n, or ask for a higher limit."
+            if limit.max_amount and limit.kind in TOKEN_KINDS
+            else "Ask an administrator to raise it."
+        )
+        return LimitRefused(
+            f"{which}, and this request needs {asked}. {mend}", "insufficient_quota", states=tuple(states)
+        )
+    left = next(
+        (s.remaining for s in states if s.limit.kind is limit.kind and s.limit.scope == limit.scope), 0
+    )
+    retry = refusal.retry_after_s
+    when = "when another ends" if refusal.kind is RefusalKind.CONCURRENCY else f"in {retry} s"
+    return LimitRefused(
+        f"{which}; {left} are left and this request needs {asked}. Try again {when}.",
+        "rate_limit_exceeded",
+        retry,
+        about="tokens" if limit.kind in TOKEN_KINDS else "requests",
+        states=tuple(states),
+    )
+
+
+def local_admission() -> Admission:
+    """For one gateway alone: limits are held in this process's memory."""
+    limiter = LocalLimiter()
+    return Admission(limiter, Settlement(limiter), LimitMetrics())

@@ -1,0 +1,86 @@
+"""The list of tenants that may have leases, in Valkey: one key, in a slot of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from redis.exceptions import RedisError
+
+from footplate.tenancy.errors import LimiterUnavailable
+
+# A tenant is put on the list again only after so long, so that a decision stays one round trip.
+NOTED_S = 600.0
+MAX_NOTED = 100_000
+_Answer = TypeVar("_Answer")
+
+
+class ValkeyActiveTenants:
+    """See `ActiveTenants`. A tenant stays listed for two leases and `NOTED_S` after it was last noted.
+
+    Times here are the gateways' own; minutes of difference between them do no harm.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        lease_s: float = 30.0,
+        timeout_s: float = 0.5,
+        key_prefix: str = "footplate:limits",
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._listed_s = 2 * NOTED_S + 2 * lease_s
+        self._timeout_s = timeout_s
+        self._key = f"{key_prefix}:tenants"
+        self._turn = f"{key_prefix}:reaper"
+        self._clock = clock
+        self._now = now
+        # Tenants that this gateway has put on the list, the longest ago first.
+        self._noted: OrderedDict[str, float] = OrderedDict()
+
+    async def note(self, tenant_id: str) -> None:
+        """Put a tenant on the list, unless that was done a short while ago.
+
+        Raises:
+            LimiterUnavailable: the store can't be asked.
+        """
+        noted_at = self._noted.get(tenant_id)
+        if noted_at is not None and self._clock() - noted_at < NOTED_S:
+            return
+        await self._ask(lambda: self._client.zadd(self._key, {tenant_id: self._now()}))
+        await self._ask(lambda: self._client.pexpire(self._key, round(self._listed_s * 1000)))
+        self._noted[tenant_id] = self._clock()
+        self._noted.move_to_end(tenant_id)
+        if len(self._noted) > MAX_NOTED:
+            self._noted.popitem(last=False)
+
+    def forget(self, tenant_id: str) -> None:
+        """The store has lost its data, this list perhaps too."""
+        self._noted.pop(tenant_id, None)
+
+    async def claim_round(self, for_s: float) -> bool:
+        """As `ActiveTenants.claim_round`. A claim ends before the next round begins."""
+        claim_ms = max(1, round(for_s * 900))
+        return bool(await self._ask(lambda: self._client.set(self._turn, "1", nx=True, px=claim_ms)))
+
+    async def listed(self) -> Sequence[str]:
+        """As `ActiveTenants.listed`."""
+        oldest = self._now() - self._listed_s
+        await self._ask(lambda: self._client.zremrangebyscore(self._key, "-inf", oldest))
+        names: list[bytes] = await self._ask(lambda: self._client.zrange(self._key, 0, -1))
+        return [name.decode() for name in names]
+
+    async def _ask(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise LimiterUnavailable(
+                f"the store of the limits can't be asked: {type(error).__name__}"
+            ) from error
