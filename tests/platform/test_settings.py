@@ -115,7 +115,12 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         ("billing:\n  prices: prices.yaml\n", 2, "billing.prices", "not available"),
         ("telemetry:\n  otlp_endpoint: http://x\n", 2, "telemetry.otlp_endpoint", "not available"),
         ("tenancy:\n  default_quota: {weight: 0}\n", 2, "tenancy.default_quota.weight", "must be from 0.01"),
-        ("limits: {lease_s: 31}\n", 1, "limits", "not available"),
+        (
+            "limits: {degraded_mode: {budget: open}}\n",
+            1,
+            "limits.degraded_mode.budget",
+            "not available",
+        ),
         ("a: [1\n", 2, "", "not valid YAML"),
         ("server: {port: 1}\nserver: {port: 2}\n", 2, "", "stands twice"),
         ("- 1\n", 1, "", "sections"),

@@ -48,6 +48,8 @@ class Gateway:
     async def __del__(self) -> None:
         # Serve awaits this after draining; a gateway whose start failed may lack the parts.
         client, hub = getattr(self, "_client", None), getattr(self, "_hub", None)
+        for close in getattr(getattr(getattr(self, "_app", None), "state", None), "closers", ()):
+            await close()
         if client is not None:
             await client.close()
         if hub is not None:

@@ -47,6 +47,7 @@ class TenancyAuthenticator:
 async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     """The app of one gateway replica, with the text pipelines of the configured models loaded."""
     # The drivers are only loaded in the process that talks to the database.
+    from footplate.deployments.limits import GatewayLimits
     from footplate.platform.app import create_app
     from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
 
@@ -59,8 +60,14 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     )
     pipelines = PipelineProvider(Path(spec.data_dir) / "models")
     await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
-    readiness = {"database": _database_check(store)}
-    return create_app(settings, client, TenancyAuthenticator(keys), pipelines, readiness)
+    limits = GatewayLimits(spec.redis_url, settings.limits, num_gateways=settings.server.gateway_replicas)
+    limits.start()
+    readiness = {"database": _database_check(store), "limits": limits.readiness_check()}
+    authenticator = TenancyAuthenticator(keys)
+    app = create_app(settings, client, authenticator, pipelines, readiness, admission=limits.admission)
+    # What the gateway awaits once it has drained.
+    app.state.closers = (limits.close,)
+    return app
 
 
 async def _preload(pipelines: PipelineProvider, model: ModelSettings) -> None:

@@ -393,8 +393,8 @@ def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], s
         yield ("telemetry", "otlp_endpoint"), f"OTLP export {later}set null"
     if settings.telemetry.content_capture.mode != "off":
         yield ("telemetry", "content_capture", "mode"), f"content capture {later}set off"
-    if settings.limits != LimitSettings():
-        yield ("limits",), f"changing how limits degrade {later}leave the section out"
+    if settings.limits.degraded_mode.budget != DegradedModeSettings().budget:
+        yield ("limits", "degraded_mode", "budget"), f"counting budgets {later}set closed"
 
 
 def _read_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str, Any]:
