@@ -45,7 +45,7 @@ class ScriptedGeneration:
         self.closed = asyncio.Event()
         self.stopped: set[int] = set()
         self._script = script
-        self._num_steps = 0
+        self.num_steps = 0
         limit = request.params.max_tokens
         count = len(script.token_ids) if limit is None else min(limit, len(script.token_ids))
         self._ids = tuple(script.token_ids[:count])
@@ -64,11 +64,11 @@ class ScriptedGeneration:
         await asyncio.sleep(0)
         if self._done or len(self.stopped) == self.request.params.n:
             return ()
-        if script.hold_after is not None and self._num_steps >= script.hold_after:
+        if script.hold_after is not None and self.num_steps >= script.hold_after:
             await asyncio.Event().wait()
-        if script.failure is not None and self._num_steps >= script.fail_after:
+        if script.failure is not None and self.num_steps >= script.fail_after:
             raise script.failure
-        if script.error is not None and self._num_steps >= script.fail_after:
+        if script.error is not None and self.num_steps >= script.fail_after:
             self._done = True
             return [
                 SequenceDelta(self.request.request_id, 0, (), None, FinishReason.ERROR, error=script.error)
@@ -91,8 +91,8 @@ class ScriptedGeneration:
         ids = self._ids[begin : begin + self._script.tokens_per_step]
         self._position += len(ids)
         self._done = self._position >= len(self._ids)
-        is_first = self._num_steps == 0
-        self._num_steps += 1
+        is_first = self.num_steps == 0
+        self.num_steps += 1
         return [
             self._delta(index, ids, is_first)
             for index in range(self.request.params.n)

@@ -33,6 +33,7 @@ class Rig:
     app: Any
     engine: ScriptedClient
     pipeline: TextPipeline
+    keys: KnownKeys
 
     def http(self, key: str | None = TENANT_KEY) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -62,8 +63,9 @@ def make_rig(smollm2: TextPipeline) -> Callable[..., Rig]:
     ) -> Rig:
         engine = ScriptedClient(cards or [model_card(aliases=("small",))], Script())
         pipelines = PipelineProvider(load=load or (lambda card: smollm2))
-        app = create_app(Settings(), engine, KnownKeys(known_principals()), pipelines, **options)
-        rig = Rig(app, engine, smollm2)
+        keys = KnownKeys(known_principals())
+        app = create_app(Settings(), engine, keys, pipelines, **options)
+        rig = Rig(app, engine, smollm2, keys)
         rig.says("Hello there.")
         return rig
 

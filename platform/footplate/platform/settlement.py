@@ -51,6 +51,11 @@ class Settlement:
         """How many requests hold something."""
         return len(self._open)
 
+    @property
+    def num_ending(self) -> int:
+        """How many ends are on their way to the limiter."""
+        return len(self._ending)
+
     def open(self, hold: Hold) -> None:
         """Keep a hold alive until it ends."""
         self._open.add(hold)

@@ -54,8 +54,6 @@ from footplate.tenancy.errors import (
 # pydantic's parser has these limits; neither can be set.
 MAX_JSON_DEPTH = 200
 MAX_JSON_DIGITS = 4_300
-# The SDKs heed no longer Retry-After, and would try again within seconds instead.
-MAX_SDK_WAIT_S = 60
 _MAX_PARAM_CHARACTERS = 128
 _REQUEST = "invalid_request_error"
 _SERVER = "server_error"
@@ -122,13 +120,16 @@ def _from_engine(error: EngineError) -> ApiError:
 
 
 def _from_limit(error: LimitRefused) -> ApiError:
-    """429, and whether trying again can help: the SDKs try a 429 again unless they are told not to."""
+    """429, and whether trying again can help: the SDKs try a 429 again unless they are told not to.
+
+    How long they are willing to wait is their own matter: a Retry-After of over a minute ends their trying.
+    """
     headers = {name.decode(): value.decode() for name, value in limit_headers(error.states)}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.code == "server_is_overloaded":
         return ApiError(503, error.message, _SERVER, error.code, headers=headers)
-    if error.retry_after_s is None or error.retry_after_s > MAX_SDK_WAIT_S:
+    if error.retry_after_s is None:
         headers["x-should-retry"] = "false"
     return ApiError(429, error.message, error.about or error.code, error.code, headers=headers)
 
