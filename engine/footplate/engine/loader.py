@@ -25,7 +25,7 @@ from footplate.engine.sampling.sampler import Sampler
 from footplate.engine.scheduler import Scheduler
 from footplate.engine.weights.model_config import ModelConfig
 from footplate.engine.weights.source import ModelSource, resolve_source
-from footplate.engine.weights.weight_source import open_model
+from footplate.engine.weights.weight_source import LoadTime, open_model
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class LoadedModel:
     kv_dtype: torch.dtype
     dtype: str
     max_len: int
+    load_time: LoadTime | None = None  # of the weights; None for random ones
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class LoadedEngine:
     max_model_len: int
     dtype: str
     fingerprint: str
+    load_time: LoadTime | None = None  # as in LoadedModel
 
 
 def load_engine(
@@ -86,7 +88,9 @@ def load_model(source: str, config: EngineConfig, *, models_dir: Path | None = N
     place, kv_dtype, dtype = _resolve_types(config, resolved, model_config)
     max_len = _max_model_len(config, model_config)
     decoder = Decoder(model_config, weights, _choose_ops(place, model_config), place, max_len)
-    return LoadedModel(resolved, model_config, decoder, place, kv_dtype, dtype, max_len)
+    return LoadedModel(
+        resolved, model_config, decoder, place, kv_dtype, dtype, max_len, load_time=weights.load_time
+    )
 
 
 def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes = b"") -> LoadedEngine:
@@ -108,7 +112,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
     )
     core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
     fingerprint = _fingerprint(model.source, config, shape, model.dtype)
-    return LoadedEngine(core, shape, max_len, model.dtype, fingerprint)
+    return LoadedEngine(core, shape, max_len, model.dtype, fingerprint, load_time=model.load_time)
 
 
 def _on_cpu(model: LoadedModel, config: EngineConfig) -> tuple[int, int, Runner]:

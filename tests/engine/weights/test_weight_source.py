@@ -130,19 +130,25 @@ def _hf_folder(folder: Path, config: dict[str, object], shards: int = 1) -> dict
 def test_hugging_face_folders_give_their_tensors(tmp_path: Path, shards: int) -> None:
     tensors = _hf_folder(tmp_path, LLAMA, shards)
     _, weights = open_model(ModelSource("hf", tmp_path, "hf"))
-    for name, tensor in tensors.items():
-        assert torch.equal(weights.tensor(name), tensor)
-    weights.finish()
+    read = {name: weights.tensor(name) for name in tensors}
     half = weights.linear(["head"], dtype=torch.bfloat16)
+    weights.finish()
+    for name, tensor in tensors.items():
+        assert torch.equal(read[name], tensor)
     assert isinstance(half, DenseLinear) and torch.equal(half.weight, tensors["head"].bfloat16())
+    assert weights.load_time is not None
+    assert weights.load_time.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
 
 
 def test_gemma_norms_of_hugging_face_folders_get_their_one(tmp_path: Path) -> None:
     tensors = _hf_folder(tmp_path, GEMMA)
     _, weights = open_model(ModelSource("hf", tmp_path, "hf"))
-    for name in ("final_norm", "layers.0.q_norm", "layers.3.post_mlp_norm"):
-        assert torch.equal(weights.tensor(name), tensors[name] + 1)
-    assert torch.equal(weights.tensor("layers.0.q"), tensors["layers.0.q"])
+    names = ("final_norm", "layers.0.q_norm", "layers.3.post_mlp_norm")
+    norms, matrix = [weights.tensor(name) for name in names], weights.tensor("layers.0.q")
+    weights.complete()
+    for name, norm in zip(names, norms, strict=True):
+        assert torch.equal(norm, tensors[name] + 1)
+    assert torch.equal(matrix, tensors["layers.0.q"])
 
 
 def test_broken_hugging_face_folders_are_named(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def engine(
                 "max_model_len": bench.max_model_len,
                 "kv_tokens": bench.kv_tokens,
                 "start_s": round(bench.start_s, 2),
+                "weights_gb_s": None if bench.load_time is None else round(bench.load_time.gb_s, 3),
                 "loads": form,
             },
             "ceilings": {

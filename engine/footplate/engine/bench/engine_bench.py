@@ -87,6 +87,7 @@ class EngineBench:
         model = load_model(source, self.config)
         loaded = make_engine(model, self.config)
         self.start_s = time.perf_counter() - start
+        self.load_time = loaded.load_time
         self.device = model.place.device
         self.dtype, self.max_model_len, self.shape = loaded.dtype, loaded.max_model_len, loaded.model_config
         self._sizes = _stored_sizes(model, self.config)

@@ -6,27 +6,37 @@ rotary rows half-split, norm weights with their 1 already added.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from footplate.engine.errors import LoadError
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.gguf_tensors import Bytes, StoredRows, dequantise, half_split_rows, is_quantised
 from footplate.engine.weights.model_config import ModelConfig
+from footplate.engine.weights.safetensors import read_folder
+from footplate.engine.weights.streaming import FLOAT_TYPES, Placement, stream
 from footplate.engine.weights.tensor_names import gguf_names, hf_names, tensor_shapes
 
 
 class TensorStore(Protocol):
     """Opening a store checks names and shapes against the config, so reads fail on damage only."""
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in the file's float type, float32 when it was quantised. Not to be written to."""
+    num_bytes: int  # of the tensors as they are stored; 0 where nothing is
+
+    def place(self, name: str, target: torch.Tensor, rounded_to: torch.dtype | None = None) -> None:
+        """Have the tensor's values written to `target`, rounded to a type on the way if one is given.
+
+        `target` is contiguous and of the tensor's shape, in any float type, on any device. It need not be
+        filled before `complete` returns.
+        """
+        ...
+
+    def complete(self) -> None:
+        """Return when every target is filled. Raises LoadError when one can't be."""
         ...
 
     def stored_rows(self, name: str) -> StoredRows | None:
@@ -47,8 +57,15 @@ class GgufStore:
         self._names = gguf_names(config)
         found = {name: info.shape for name, info in file.tensors.items() if name != "rope_freqs.weight"}
         check_tensors(file.path, self._names, tensor_shapes(config), found)
+        self.num_bytes = sum(file.raw(name).nbytes for name in self._names.values())
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def place(self, name: str, target: torch.Tensor, rounded_to: torch.dtype | None = None) -> None:
+        fill(target, self._tensor(name), rounded_to)
+
+    def complete(self) -> None:
+        pass
+
+    def _tensor(self, name: str) -> torch.Tensor:
         info = self._file.tensor_info(self._names[name])
         rows = dequantise(info.type.name, self._in_order(name, self._file.raw(info.name)))
         return torch.from_numpy(rows.reshape(info.shape))
@@ -69,41 +86,35 @@ class GgufStore:
 class SafetensorsStore:
     """Tensors of a Hugging Face folder: `model.safetensors`, or shards listed in its index file.
 
+    They are read all together by `complete`, straight to where they are used.
+
     Raises:
-        LoadError: as GgufStore; also a shard that is missing, damaged or outside the folder.
+        LoadError: as GgufStore; also a file that is missing, damaged or outside the folder, and a tensor of a
+            type that is no float.
     """
 
-    _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        self._folder = folder
         self._names = hf_names(config)
         self._norm_offset = 1.0 if config.architecture == "gemma3" else 0.0
-        self._shards = {path: _open_shard(path) for path in _shard_paths(folder)}
-        self._shard_of: dict[str, Path] = {}
-        found: dict[str, tuple[int, ...]] = {}
-        for path, shard in self._shards.items():
-            for file_name in shard.keys():
-                if file_name in found:
-                    raise LoadError(f"{folder}: tensor {file_name!r} stands in two shards")
-                found[file_name] = tuple(shard.get_slice(file_name).get_shape())
-                self._shard_of[file_name] = path
-        check_tensors(folder, self._names, tensor_shapes(config), _without_derived(found, config))
+        self._stored = read_folder(folder)
+        self._placements: list[Placement] = []
+        shapes = {name: stored.shape for name, stored in self._stored.items()}
+        check_tensors(folder, self._names, tensor_shapes(config), _without_derived(shapes, config))
+        for file_name in self._names.values():
+            stored = self._stored[file_name]
+            if stored.dtype not in FLOAT_TYPES:
+                raise LoadError(
+                    f"{stored.path}: tensor {file_name!r} is {stored.dtype}; F32, F16 or BF16 is needed"
+                )
+        self.num_bytes = sum(self._stored[file_name].num_bytes for file_name in self._names.values())
 
-    def tensor(self, name: str) -> torch.Tensor:
-        file_name = self._names[name]
-        path = self._shard_of[file_name]
-        try:
-            value: torch.Tensor = self._shards[path].get_tensor(file_name)
-        except SafetensorError as error:
-            raise LoadError(f"{path}: tensor {file_name!r} can't be read ({error})") from None
-        if value.dtype not in self._FLOATS:
-            raise LoadError(
-                f"{path}: tensor {file_name!r} is {value.dtype}; float32, float16 or bfloat16 is needed"
-            )
-        if self._norm_offset and name.endswith("norm"):
-            return value.float() + self._norm_offset
-        return value
+    def place(self, name: str, target: torch.Tensor, rounded_to: torch.dtype | None = None) -> None:
+        added = self._norm_offset if name.endswith("norm") else 0.0
+        self._placements.append(Placement(self._stored[self._names[name]], target, rounded_to, added))
+
+    def complete(self) -> None:
+        placements, self._placements = self._placements, []
+        stream(placements)
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return None
@@ -117,9 +128,16 @@ class DummyStore:
     """
 
     def __init__(self, config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        self.num_bytes = 0
         self._shapes = tensor_shapes(config)
         self._seed = seed
         self._device = device
+
+    def place(self, name: str, target: torch.Tensor, rounded_to: torch.dtype | None = None) -> None:
+        fill(target, self.tensor(name), rounded_to)
+
+    def complete(self) -> None:
+        pass
 
     def tensor(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
@@ -133,6 +151,11 @@ class DummyStore:
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return None
+
+
+def fill(target: torch.Tensor, values: torch.Tensor, rounded_to: torch.dtype | None) -> None:
+    """Copy values, rounded to a type on the way if one is given."""
+    target.copy_(values if rounded_to is None else values.to(rounded_to))
 
 
 def check_tensors(
@@ -160,27 +183,6 @@ def _listed(noun: str, names: list[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:3])
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{noun} {shown}{rest} is" if len(names) == 1 else f"{noun}s {shown}{rest} are"
-
-
-def _shard_paths(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [folder / "model.safetensors"]
-    try:
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise LoadError(f"{index}: can't be read as a shard index ({error!r})") from None
-    if any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise LoadError(f"{index}: names a shard outside its folder")
-    return [folder / name for name in sorted(names)]
-
-
-def _open_shard(path: Path) -> Any:
-    # safetensors ships no types for its handle.
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"{path}: can't be read as safetensors ({error})") from None
 
 
 def _without_derived(found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, tuple[int, ...]]:
