@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import FastAPI
+
 from footplate.engine.types import ModelCard
-from footplate.platform.ports import Principal
+from footplate.platform.app import create_app
+from footplate.platform.models import PipelineProvider
+from footplate.platform.ports import Authenticator, InferenceClient, Principal
+from footplate.platform.settings import Settings
 
 TENANT_KEY = "fp_tenant_secret"
 ADMIN_KEY = "fp_admin_secret"
@@ -36,3 +41,10 @@ def known_principals() -> dict[str, Principal]:
         ADMIN_KEY: principal("platform_admin", "platform", "key-admin"),
         SCRAPE_KEY: principal("scrape", "platform", "key-scrape"),
     }
+
+
+def gateway_app(
+    client: InferenceClient, authenticator: Authenticator, pipelines: PipelineProvider, **options: Any
+) -> FastAPI:
+    """The gateway's app with the settings that nobody wrote."""
+    return create_app(Settings(), client, authenticator, pipelines, **options)

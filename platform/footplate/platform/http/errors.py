@@ -55,6 +55,8 @@ from footplate.tenancy.errors import (
 MAX_JSON_DEPTH = 200
 MAX_JSON_DIGITS = 4_300
 _MAX_PARAM_CHARACTERS = 128
+# No parameter's name is longer; an API key pasted in place of one is.
+MAX_NAME_CHARACTERS = 40
 _REQUEST = "invalid_request_error"
 _SERVER = "server_error"
 
@@ -240,7 +242,7 @@ def _param(location: tuple[int | str, ...]) -> str | None:
             name += f"[{part}]"
         elif part not in _BRANCH_TYPES and not part.startswith(_BRANCHES):
             # Keys that clients choose are content, and so is a name that no parameter could have.
-            if name in _FREE_KEYS or not part.isidentifier():
+            if name in _FREE_KEYS or not part.isidentifier() or len(part) > MAX_NAME_CHARACTERS:
                 break
             name += f".{part}" if name else part
     return name[:_MAX_PARAM_CHARACTERS] or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from footplate.platform.administration import AdminDesk
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.http.admin.schemas import EmptyBody
-from footplate.platform.http.errors import api_error
+from footplate.platform.http.errors import MAX_NAME_CHARACTERS, api_error
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.schemas import Body, parse_body
 from footplate.tenancy.access import Action, require_role
@@ -165,7 +166,7 @@ def _check_query(request: Request, route: AdminRoute) -> None:
     for name in request.query_params:
         if name not in route.parameters:
             known = ", ".join(route.parameters) or "none"
-            shown = name if name.isidentifier() and len(name) < 64 else None
+            shown = name if name.isidentifier() and len(name) <= MAX_NAME_CHARACTERS else None
             raise UnsupportedParameter(
                 f"This URL takes no such parameter; it takes {known}.", shown or "query"
             )
@@ -173,9 +174,12 @@ def _check_query(request: Request, route: AdminRoute) -> None:
 
 def _source(request: Request, header: str | None) -> str:
     """Where a request came from: what the proxy in front says, where there is one that we trust."""
-    told = request.headers.get(header, "") if header is not None else ""
-    if told and len(told) <= 64 and told.isascii() and told.isprintable():
-        return told
+    told = request.headers.get(header) if header is not None else None
+    if told is not None:
+        try:
+            return str(ipaddress.ip_address(told))
+        except ValueError:
+            pass  # no address, so nothing that may be written down
     return request.client.host if request.client is not None else ""
 
 

