@@ -105,6 +105,10 @@ def test_clients_can_not_steer_serve_by_its_headers(mended: str) -> None:
         assert f"http-request del-header {name}  # footplate\n" in mended
 
 
+def test_clients_can_not_say_where_they_call_from(mended: str) -> None:
+    assert mended.count("http-request set-header x-forwarded-for %[src]") == 1
+
+
 def test_no_url_is_told_to_a_system_log(mended: str) -> None:
     """Lines would hold queries, with keys that clients put there, and names of models they made up."""
     assert "log 127.0.0.1:514" in CONFIG

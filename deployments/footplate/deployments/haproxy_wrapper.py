@@ -37,6 +37,8 @@ _FAILED = "The server failed to answer this request."
 _BROKEN = "The connection to the gateway broke before it answered; try again."
 _UNAVAILABLE = "No gateway is running now; try again."
 _NO_METHOD = "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }"
+# Tells the gateway the client's address.
+SOURCE_HEADER = "x-forwarded-for"
 # Ends each line of ours, so that a second run finds them.
 _MARK = "  # footplate"
 
@@ -112,6 +114,8 @@ def _frontend_rules() -> list[str]:
         ),
     ]
     rules += [f"http-request del-header {name}" for name in _SERVE_HEADERS]
+    # In place of whatever the client wrote there: audit records say where a change came from.
+    rules.append(f"http-request set-header {SOURCE_HEADER} %[src]")
     # The gateway names each request; Serve adds a second id after it, or the one that the client sent.
     rules.append("http-request del-header x-request-id")
     has_id = "{ res.hdr(x-request-id) -m found }"

@@ -16,6 +16,7 @@ from typing import IO
 
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.errors import StartupError
+from footplate.deployments.haproxy_wrapper import SOURCE_HEADER
 from footplate.deployments.keeper import Keeper
 from footplate.deployments.leftovers import end_installation, stop_postgres
 from footplate.deployments.ports import RunPorts, require_free_port
@@ -238,6 +239,8 @@ class PlatformRun:
             channel_address=f"unix:{self.paths.run_dir}",
             database_url=self.database_url,
             redis_url=self.redis_url,
+            # Without HAProxy clients could write what they like there.
+            source_header=SOURCE_HEADER if self.haproxy is not None else None,
             config_file=self.plan.config_file,
             data_dir=str(self.paths.data_dir),
             app_builder=self.plan.app_builder,

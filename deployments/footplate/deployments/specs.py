@@ -46,6 +46,8 @@ class GatewaySpec:
     channel_address: str
     database_url: str = ""
     redis_url: str = ""
+    # Where the proxy in front says from which address a request came; None when there is none to trust.
+    source_header: str | None = None
     config_file: str | None = None
     data_dir: str = ""
     app_builder: str = PLATFORM_APP

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from footplate.deployments.platform_app import TenancyAuthenticator
+from footplate.deployments.key_service import TenancyAuthenticator
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.platform.administration import AdminDesk
 from footplate.platform.models import PipelineProvider

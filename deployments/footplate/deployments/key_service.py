@@ -1,0 +1,117 @@
+"""Keys, tenants and their administration in one gateway, with what keeps them true in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from footplate.platform.administration import AdminDesk
+from footplate.platform.http.health import Readiness, ReadinessCheck
+from footplate.platform.ports import Principal, UseReader
+from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
+from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
+from footplate.tenancy.adapters.valkey.changes import ValkeyChangeBus
+from footplate.tenancy.admin.administration import Administration
+from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
+from footplate.tenancy.changes import ChangeFollower
+from footplate.tenancy.errors import StoreUnavailable
+from footplate.tenancy.quotas import Quota
+from footplate.tenancy.secrets import MasterKey
+
+NOTE_USES_S = 30.0
+_LOGGER = logging.getLogger(__name__)
+
+
+class TenancyAuthenticator:
+    """Tenancy's key holders as the platform's principals; see `ports.Authenticator`."""
+
+    def __init__(self, keys: CachingAuthenticator) -> None:
+        self._keys = keys
+
+    async def authenticate(self, key: str) -> Principal | None:
+        """The principal of a live key, or None."""
+        holder = await self._keys.authenticate(key)
+        if holder is None:
+            return None
+        return Principal(
+            holder.key_id,
+            holder.tenant_id,
+            holder.role.value,
+            holder.cache_scope,
+            holder.tenant_quota,
+            holder.key_quota,
+        )
+
+
+class KeyService:
+    """Owns the pools, the bus and the background work; belongs to one event loop."""
+
+    def __init__(
+        self,
+        database_url: str,
+        redis_url: str,
+        master_key: MasterKey,
+        *,
+        default_quota: Quota,
+        use: UseReader | None = None,
+        source_header: str | None = None,
+    ) -> None:
+        # Pools apart: administration that waits must not hold up the keys of requests.
+        self._key_engine = connect(database_url)
+        self._admin_engine = connect(database_url, pool_size=2)
+        self._store = PostgresKeyStore(self._key_engine)
+        log = PostgresAdminStore(self._admin_engine)
+        self.keys = CachingAuthenticator(self._store, master_key, default_quota=default_quota)
+        self._bus = ValkeyChangeBus(redis_url) if redis_url else None
+        # By the pool of the keys: it must go on while administration is busy.
+        self._follower = ChangeFollower(self.keys, PostgresAdminStore(self._key_engine), self._bus)
+        self.desk = AdminDesk(
+            Administration(log),
+            master_key.derive(PEPPER_PURPOSE),
+            self._follower,
+            use=use,
+            default_quota=default_quota,
+            source_header=source_header,
+        )
+        self.authenticator = TenancyAuthenticator(self.keys)
+        self._noting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow changes and to note which keys are used."""
+        self._follower.start()
+        self._noting = asyncio.create_task(self._keep_noting_uses())
+
+    async def close(self) -> None:
+        """End all of it; the last uses are noted if the database answers."""
+        if self._noting is not None:
+            self._noting.cancel()
+            await asyncio.gather(self._noting, return_exceptions=True)
+        await self._follower.close()
+        if self._bus is not None:
+            await self._bus.close()
+        await self._note_uses()
+        self.desk.close()
+        self._key_engine.dispose()
+        self._admin_engine.dispose()
+
+    def readiness_check(self) -> ReadinessCheck:
+        """For `/readyz`: whether the database answers."""
+
+        async def check() -> Readiness:
+            # `readyz` takes an exception for not ready.
+            await asyncio.to_thread(self._store.find_key, "")
+            return Readiness(True, "serving")
+
+        return check
+
+    async def _keep_noting_uses(self) -> None:
+        while True:
+            await asyncio.sleep(NOTE_USES_S)
+            await self._note_uses()
+
+    async def _note_uses(self) -> None:
+        try:
+            await asyncio.to_thread(self._store.note_uses, self.keys.take_uses())
+        except StoreUnavailable:
+            # A key in use is noted again with its next request.
+            _LOGGER.warning("the last uses of keys were not noted: the database gives no answer")
