@@ -37,6 +37,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 # Prompt work of one step on CPU, in tokens: about half a second on two cores, and matrix products gain
 # nothing from more rows.
 CPU_STEP_WORK = 256
+# What a step of decodes costs there besides its rows, in the same tokens: the weights are read once.
+CPU_DECODE_WORK = 10
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -109,6 +111,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
         eos_token_ids=shape.eos_token_ids,
         prefix_key=prefix_key,
         step_work=CPU_STEP_WORK if device.type == "cpu" else math.inf,
+        decode_work=CPU_DECODE_WORK if device.type == "cpu" else math.inf,
     )
     core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
     fingerprint = _fingerprint(model.source, config, shape, model.dtype)

@@ -22,6 +22,7 @@ import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
+from footplate.engine.allowance import PromptAllowance
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import EngineOverloaded, InvalidRequest, RequestTooLarge
 from footplate.engine.kv.block_pool import BlockPool, CacheEntry
@@ -69,9 +70,11 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         prefix_key: bytes = b"",
         step_work: float = math.inf,
+        decode_work: float = math.inf,
     ) -> None:
         """`step_work` bounds the prompt work of a step, in tokens at depth 0. It is for devices where a step
-        of the whole budget takes seconds: decodes and aborts wait for the step they are in.
+        of the whole budget takes seconds: decodes and aborts wait for the step they are in. `decode_work` is
+        what a step of decodes costs besides its rows; under `fair` it bounds prompts beside others' decodes.
         """
         self._hasher = PrefixHasher(prefix_key, config.block_size)
         self.pool = BlockPool(num_blocks, self._hasher, caching=config.prefix_caching)
@@ -81,6 +84,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._budget = config.max_num_batched_tokens
         self._step_work = step_work
+        self._allowance = PromptAllowance(decode_work if config.policy == "fair" else math.inf, step_work)
         self._waiting = WaitingQueue(config.policy)
         self._running: list[Sequence] = []
         self._retiring: list[Sequence] = []  # finished; their last step is in flight
@@ -224,24 +228,37 @@ class Scheduler:
         """Hand prompt chunks to running and newly admitted sequences, together in policy order."""
         key = self._waiting.key
         running = sorted((s for s in self._running if s.is_prefilling), key=key, reverse=True)
+        decoding = {sequence.request.tenant for sequence, _ in step.rows}
+        self._allowance.begin_step(len(step.rows))
+        held: set[str] = set()  # tenants whose prompts may lengthen this step no further
         while step.budget > 0 and step.work > 0:
-            head = self._waiting.peek() if admit and self._free_rows else None
-            if head is not None and (not running or key(head) < key(running[-1])):
-                others = bool(running) or len(self._waiting) > 1
-                admit = self._admit(step, head, self._share(step, others))
+            head = self._waiting.peek(held) if admit and self._free_rows else None
+            is_head_next = head is not None and (not running or key(head) < key(running[-1]))
+            if head is not None and is_head_next:
+                sequence, others = head, bool(running) or len(self._waiting) > 1
             elif running:
                 sequence = running.pop()
-                share = self._share(step, others=bool(running) or head is not None)
-                admit &= self._hand_out_chunk(step, sequence, share)
+                others = bool(running) or head is not None
             else:
                 return
+            is_guest = bool(decoding - {sequence.request.tenant})
+            share = self._share(step, sequence, others, is_guest)
+            if share <= 0:
+                held.add(sequence.request.tenant)
+                continue
+            budget = step.budget
+            admit &= (self._admit if is_head_next else self._hand_out_chunk)(step, sequence, share)
+            work = (budget - step.budget) * (1 + sequence.num_computed / DEPTH_TOKENS)
+            self._allowance.spend(sequence.request.tenant, work, is_guest=is_guest)
 
-    def _share(self, step: _Step, others: bool) -> float:
+    def _share(self, step: _Step, sequence: Sequence, others: bool, is_guest: bool) -> float:
         """The prompt work one sequence may take: under `fair` half a step at most while others want some.
 
-        So a short prompt never waits for the whole of a long one, also within a tenant.
+        So a short prompt never waits for the whole of a long one, also within a tenant. A guest in others'
+        decodes takes no more than its tenant's allowance.
         """
-        return min(step.work, self._step_work / 2) if others and self._config.policy == "fair" else step.work
+        share = min(step.work, self._step_work / 2) if others and self._config.policy == "fair" else step.work
+        return min(share, self._allowance.left(sequence.request.tenant)) if is_guest else share
 
     @staticmethod
     def _chunk(step: _Step, sequence: Sequence, share: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from footplate.engine.sequence import Sequence, SequenceState
 
@@ -93,10 +93,12 @@ class WaitingQueue:
         """Count a waiting sequence out; its state must have changed. The heap drops it lazily."""
         self._num_waiting -= 1
 
-    def peek(self) -> Sequence | None:
-        """The next sequence to admit, or None."""
+    def peek(self, held: Collection[str] = ()) -> Sequence | None:
+        """The next sequence to admit, or None; under `fair`, none of the tenants that are `held`."""
         best: tuple[OrderKey, Sequence] | None = None
         for lane in list(self._lanes):
+            if lane in held:
+                continue
             head = self._head(lane)
             if head is not None and (best is None or self.key(head) < best[0]):
                 best = (self.key(head), head)
