@@ -321,7 +321,7 @@ class ClientEnvironment:
 
 
 def client_environment(environ: Mapping[str, str] = os.environ) -> ClientEnvironment:
-    """`FOOTPLATE_URL` and `FOOTPLATE_API_KEY`; without a key: use the tenant key's file."""
+    """`FOOTPLATE_URL` and `FOOTPLATE_API_KEY`; without a key: use a first key's file."""
     url = environ.get("FOOTPLATE_URL") or "http://127.0.0.1:8000"
     return ClientEnvironment(url.rstrip("/"), environ.get("FOOTPLATE_API_KEY") or None)
 

@@ -15,8 +15,12 @@ from footplate.deployments.cli.doctor import doctor
 from footplate.deployments.cli.serve import serve
 from footplate.deployments.errors import DeploymentError
 from footplate.engine.errors import EngineError
+from footplate.platform.cli.audit import audit
 from footplate.platform.cli.chat import chat
 from footplate.platform.cli.errors import CommandError
+from footplate.platform.cli.keys import key_commands
+from footplate.platform.cli.quotas import quota_commands
+from footplate.platform.cli.tenants import tenant_commands
 from footplate.platform.errors import SettingsError
 from footplate.tenancy.errors import TenancyError
 
@@ -30,6 +34,10 @@ application = typer.Typer(
 application.command()(serve)
 application.command()(doctor)
 application.command()(chat)
+application.command()(audit)
+application.add_typer(tenant_commands, name="tenants")
+application.add_typer(key_commands, name="keys")
+application.add_typer(quota_commands, name="quotas")
 application.add_typer(bench_commands, name="bench")
 application.add_typer(config_commands, name="config")
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from footplate.platform.cli.client import open_client, refused, send, unreachable
 from footplate.platform.cli.errors import CommandError
-from footplate.platform.settings import client_environment, data_dir
 
 
 def chat(
@@ -28,15 +28,9 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 is the most likely answer.", min=0, max=2)] = 0.6,
 ) -> None:
     """Stream answers of a running platform (FOOTPLATE_URL, FOOTPLATE_API_KEY) to the terminal."""
-    environment = client_environment()
-    key = environment.api_key or _tenant_key()
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     options = {"max_completion_tokens": max_tokens, "temperature": temperature}
-    with httpx.Client(
-        base_url=environment.url,
-        headers={"Authorization": f"Bearer {key}"},
-        timeout=httpx.Timeout(30, read=300),
-    ) as client:
+    with open_client("tenant.key") as client:
         asked = model or _first_model(client)
         for question in [prompt] if prompt else _questions():
             messages.append({"role": "user", "content": question})
@@ -62,14 +56,6 @@ def _show(pieces: Iterator[str], *, is_last: bool) -> str:
     return answer
 
 
-def _tenant_key() -> str:
-    path = data_dir() / "keys" / "tenant.key"
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise CommandError(f"no key: set FOOTPLATE_API_KEY ({path}: {error.strerror})") from error
-
-
 def _questions() -> Iterator[str]:
     print("Ctrl-C ends an answer, Ctrl-D the conversation.", file=sys.stderr)
     while True:
@@ -83,8 +69,7 @@ def _questions() -> Iterator[str]:
 
 
 def _first_model(client: httpx.Client) -> str:
-    response = _checked(lambda: client.get("/v1/models"))
-    models = response.json()["data"]
+    models = send(client, "GET", "/v1/models").json()["data"]
     if not models:
         raise CommandError("the platform serves no model yet; try again in a moment")
     return str(models[0]["id"])
@@ -96,12 +81,12 @@ def _stream(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
-                raise CommandError(_message(response))
+                raise refused(response)
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield from _pieces(json.loads(line[6:]))
     except httpx.HTTPError as error:
-        raise _unreachable(error) from error
+        raise unreachable(error) from error
 
 
 def _pieces(event: dict[str, Any]) -> Iterator[str]:
@@ -110,27 +95,3 @@ def _pieces(event: dict[str, Any]) -> Iterator[str]:
     for choice in event.get("choices", []):
         if text := choice.get("delta", {}).get("content"):
             yield text
-
-
-def _checked(call: Any) -> httpx.Response:
-    try:
-        response: httpx.Response = call()
-    except httpx.HTTPError as error:
-        raise _unreachable(error) from error
-    if response.is_error:
-        raise CommandError(_message(response))
-    return response
-
-
-def _unreachable(error: Exception) -> CommandError:
-    url = client_environment().url
-    return CommandError(
-        f"no platform answers at {url}: {error}; if it runs elsewhere, set FOOTPLATE_URL=http://HOST:PORT"
-    )
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        return f"{response.json()['error']['message']} (status {response.status_code})"
-    except (ValueError, KeyError, TypeError):
-        return f"the platform answered with status {response.status_code}"

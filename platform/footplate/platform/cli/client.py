@@ -1,0 +1,108 @@
+"""The HTTP client of commands that speak to a running platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from footplate.platform.cli.errors import CommandError
+from footplate.platform.settings import client_environment, data_dir
+
+ADMIN = "/admin/v1"
+PAGE = 1000
+
+
+def open_client(key_file: str) -> httpx.Client:
+    """A client with FOOTPLATE_API_KEY, or else the key of that name in the data folder.
+
+    Raises:
+        CommandError: there is no key.
+    """
+    environment = client_environment()
+    return httpx.Client(
+        base_url=environment.url,
+        headers={"Authorization": f"Bearer {environment.api_key or _first_key(key_file)}"},
+        timeout=httpx.Timeout(30, read=300),
+    )
+
+
+def _first_key(key_file: str) -> str:
+    path = data_dir() / "keys" / key_file
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise CommandError(f"no key: set FOOTPLATE_API_KEY ({path}: {error.strerror})") from error
+
+
+class AdminClient:
+    """The admin API as commands use it; a context manager. Every failure is a CommandError."""
+
+    def __init__(self) -> None:
+        self._http = open_client("admin.key")
+
+    def __enter__(self) -> AdminClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def ask(self, method: str, path: str, body: Any = None, **query: str | int | None) -> Any:
+        """One request's answer."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return send(self._http, method, ADMIN + path, json=body, params=given).json()
+
+    def rows(self, path: str, *, limit: int | None = None, **query: str | int | None) -> list[dict[str, Any]]:
+        """A list's rows, page by page; all of them where there is no limit."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while limit is None or len(found) < limit:
+            size = PAGE if limit is None else min(PAGE, limit - len(found))
+            page = self.ask("GET", path, limit=size, after=after, **query)
+            found += page["data"]
+            after = page["next"]
+            if after is None:
+                break
+        return found
+
+    def tenant_id(self, tenant: str) -> str:
+        """The id of a tenant that was named by its id or its name."""
+        if tenant.startswith("tnt_"):
+            return tenant
+        found = self.ask("GET", "/tenants", name=tenant)["data"]
+        if not found:
+            raise CommandError(f"there is no tenant named {tenant!r}; 'footplate tenants list' shows them")
+        return str(found[0]["id"])
+
+
+def send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
+    """A response that is no error.
+
+    Raises:
+        CommandError: no answer, or a refusal with the platform's own words.
+    """
+    try:
+        response = client.request(method, path, **options)
+    except httpx.HTTPError as error:
+        raise unreachable(error) from error
+    if response.is_error:
+        raise refused(response)
+    return response
+
+
+def unreachable(error: Exception) -> CommandError:
+    """What to say when nobody answers."""
+    url = client_environment().url
+    return CommandError(
+        f"no platform answers at {url}: {error}; if it runs elsewhere, set FOOTPLATE_URL=http://HOST:PORT"
+    )
+
+
+def refused(response: httpx.Response) -> CommandError:
+    """What the platform said, in one line."""
+    try:
+        error = response.json()["error"]
+        where = f"{error['param']}: " if error.get("param") else ""
+        return CommandError(f"{where}{error['message']} (status {response.status_code})")
+    except (ValueError, KeyError, TypeError):
+        return CommandError(f"the platform answered with status {response.status_code}")
