@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from footplate.engine.types import EngineRequest
-from tests.engine.answers import greedy, run
+from tests.engine.answers import Answer, greedy, run
 from tests.engine.conftest import GEMMA3, SMOLLM2, MakeEngine, golden_cases
 
 NEAR_TIE = 0.001  # nats: under this another correct engine may pick the other token
@@ -20,6 +20,19 @@ def first_divergence(case: dict[str, Any], token_ids: list[int]) -> int | None:
     return next((i for i, (want, got) in enumerate(pairs) if want != got), None)
 
 
+def assert_agrees(case: dict[str, Any], answer: Answer) -> None:
+    """The reference's ids up to a near tie, and the log-probabilities of its first steps, if asked for."""
+    split = first_divergence(case, answer.token_ids)
+    assert split is None or case["top1_top2_margin"][split] < NEAR_TIE, (case["id"], split)
+    pairs = zip(case["top5_logprobs_first8"], answer.logprobs, strict=False)
+    for step, (want, entry) in enumerate(pairs):
+        if split is not None and step >= split:
+            break
+        got = dict(entry.top)
+        for token, logprob in want:
+            assert got.get(token, -math.inf) == pytest.approx(logprob, abs=1e-3), (case["id"], step)
+
+
 @pytest.mark.parametrize(("source", "name"), MODELS)
 def test_greedy_ids_and_logprobs_equal_the_reference_in_float32(
     make_engine: MakeEngine, source: str, name: str
@@ -28,15 +41,7 @@ def test_greedy_ids_and_logprobs_equal_the_reference_in_float32(
     requests = [EngineRequest(c["id"], c["prompt_ids"], greedy(logprobs=5)) for c in cases]
     answers = run(make_engine(source), *requests)
     for case in cases:
-        answer = answers[case["id"], 0]
-        split = first_divergence(case, answer.token_ids)
-        assert split is None or case["top1_top2_margin"][split] < NEAR_TIE, (case["id"], split)
-        for step, want in enumerate(case["top5_logprobs_first8"]):
-            if split is not None and step >= split:
-                break
-            got = dict(answer.logprobs[step].top)
-            for token, logprob in want:
-                assert got.get(token, -math.inf) == pytest.approx(logprob, abs=1e-3), (case["id"], step)
+        assert_agrees(case, answers[case["id"], 0])
 
 
 @pytest.mark.parametrize(("source", "name"), MODELS)

