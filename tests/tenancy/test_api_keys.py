@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
+from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore, connect
 from footplate.tenancy.api_keys import (
     NewKey,
     Role,
@@ -31,6 +32,7 @@ from footplate.tenancy.errors import MasterKeyError, NameTaken, StoreUnavailable
 from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey, hkdf_sha256
 from footplate.tenancy.tenants import Tenant
+from tests.postgres_server import PostgresServer, connected
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 MASTER = MasterKey(1, bytes(range(32)))
@@ -89,7 +91,7 @@ class World:
             MASTER,
             clock=lambda: self.seconds,
             now=lambda: self.now,
-            config=CacheConfig(max_entries=5),
+            config=CacheConfig(max_entries=5, max_confirmed_s=30),
         )
 
     def new_key(self, **options: object) -> str:
@@ -283,9 +285,10 @@ def test_a_database_that_is_away_is_told_from_a_key_that_is_unknown() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        store = PostgresKeyStore(connect(f"postgresql+psycopg://nobody@127.0.0.1:{port}/none"))
-        with pytest.raises(StoreUnavailable):
-            store.find_key("a" * 8)
+        url = f"postgresql+psycopg://nobody@127.0.0.1:{port}/none"
+        for store in (PostgresKeyStore(connect(url)), PostgresKeyReader(url)):
+            with pytest.raises(StoreUnavailable):
+                store.find_key("a" * 8)
 
 
 def test_a_holder_carries_its_quotas_and_the_default_where_its_tenant_has_none() -> None:
@@ -405,3 +408,27 @@ def test_uses_are_noted_for_keys_that_opened_and_taken_once() -> None:
     asyncio.run(world.keys.authenticate(key[:-1] + ("a" if key[-1] != "a" else "b")))
     assert world.keys.take_uses() == {key.split("_")[1]: NOW}
     assert world.keys.take_uses() == {}
+
+
+def test_look_ups_go_on_after_the_server_has_dropped_all_connections(postgres: PostgresServer) -> None:
+    url = postgres.new_database(is_migrated=True)
+    with connected(url) as engine:
+        store = PostgresKeyStore(engine)
+        key = make_key(PEPPER)
+        store.add_key(key, store.create_tenant("team").id, Role.MEMBER)
+        reader = PostgresKeyReader(url, pool_size=3)
+        try:
+            with ThreadPoolExecutor(3) as pool:
+                expected = store.find_key(key.public_id)
+                assert expected is not None
+                found = list(pool.map(reader.find_key, [key.public_id] * 9))
+                assert found == [expected] * 9
+                with engine.begin() as connection:
+                    connection.exec_driver_sql(
+                        "select pg_terminate_backend(pid) from pg_stat_activity "
+                        "where datname = current_database() and pid <> pg_backend_pid()"
+                    )
+                assert [reader.find_key(key.public_id) for _ in range(4)] == [expected] * 4
+            assert reader.find_key("0" * 12) is None
+        finally:
+            reader.close()

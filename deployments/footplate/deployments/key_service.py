@@ -9,7 +9,7 @@ from footplate.platform.administration import AdminDesk
 from footplate.platform.http.health import Readiness, ReadinessCheck
 from footplate.platform.ports import Principal, UseReader
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
-from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
+from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore, connect
 from footplate.tenancy.adapters.valkey.changes import ValkeyChangeBus
 from footplate.tenancy.admin.administration import Administration
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
@@ -56,17 +56,15 @@ class KeyService:
         use: UseReader | None = None,
         source_header: str | None = None,
     ) -> None:
-        # Pools apart: administration that waits must not hold up the keys of requests.
-        self._key_engine = connect(database_url)
-        self._admin_engine = connect(database_url, pool_size=2)
-        self._store = PostgresKeyStore(self._key_engine)
-        log = PostgresAdminStore(self._admin_engine)
-        self.keys = CachingAuthenticator(self._store, master_key, default_quota=default_quota)
+        # Pools apart: administration that waits must hold up neither the keys of requests nor the polls.
+        self._reader = PostgresKeyReader(database_url)
+        self._background = connect(database_url, pool_size=1)
+        self._admin = connect(database_url, pool_size=2)
+        self.keys = CachingAuthenticator(self._reader, master_key, default_quota=default_quota)
         self._bus = ValkeyChangeBus(redis_url) if redis_url else None
-        # By the pool of the keys: it must go on while administration is busy.
-        self._follower = ChangeFollower(self.keys, PostgresAdminStore(self._key_engine), self._bus)
+        self._follower = ChangeFollower(self.keys, PostgresAdminStore(self._background), self._bus)
         self.desk = AdminDesk(
-            Administration(log),
+            Administration(PostgresAdminStore(self._admin)),
             master_key.derive(PEPPER_PURPOSE),
             self._follower,
             use=use,
@@ -91,15 +89,16 @@ class KeyService:
             await self._bus.close()
         await self._note_uses()
         self.desk.close()
-        self._key_engine.dispose()
-        self._admin_engine.dispose()
+        self._reader.close()
+        self._background.dispose()
+        self._admin.dispose()
 
     def readiness_check(self) -> ReadinessCheck:
         """For `/readyz`: whether the database answers."""
 
         async def check() -> Readiness:
             # `readyz` takes an exception for not ready.
-            await asyncio.to_thread(self._store.find_key, "")
+            await asyncio.to_thread(self._reader.find_key, "")
             return Readiness(True, "serving")
 
         return check
@@ -111,7 +110,7 @@ class KeyService:
 
     async def _note_uses(self) -> None:
         try:
-            await asyncio.to_thread(self._store.note_uses, self.keys.take_uses())
+            await asyncio.to_thread(PostgresKeyStore(self._background).note_uses, self.keys.take_uses())
         except StoreUnavailable:
             # A key in use is noted again with its next request.
             _LOGGER.warning("the last uses of keys were not noted: the database gives no answer")

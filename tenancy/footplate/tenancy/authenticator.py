@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from footplate.tenancy.api_keys import Role, StoredKey, is_right_secret, parse_key
 from footplate.tenancy.quotas import UNLIMITED, Quota
 from footplate.tenancy.secrets import MasterKey
-from footplate.tenancy.store import KeyStore
+from footplate.tenancy.store import KeyReader
 
 PEPPER_PURPOSE = "api-key-pepper"
 
@@ -51,7 +51,7 @@ class CacheConfig:
     """
 
     max_age_s: float = 2.0
-    max_confirmed_s: float = 30.0
+    max_confirmed_s: float = 300.0
     max_entries: int = 20_000
 
 
@@ -68,7 +68,7 @@ class CachingAuthenticator:
 
     def __init__(
         self,
-        store: KeyStore,
+        store: KeyReader,
         master_key: MasterKey,
         *,
         default_quota: Quota = UNLIMITED,

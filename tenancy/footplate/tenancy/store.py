@@ -10,15 +10,19 @@ from footplate.tenancy.api_keys import NewKey, Role, StoredKey
 from footplate.tenancy.tenants import Tenant
 
 
-class KeyStore(Protocol):
+class KeyReader(Protocol):
+    """What a request needs."""
+
+    def find_key(self, public_id: str) -> StoredKey | None:
+        """The key of that public id with its tenant's state, live or not. Raises StoreUnavailable."""
+        ...
+
+
+class KeyStore(KeyReader, Protocol):
     """Keys, and what the first start makes. Times are aware, UTC. All raise StoreUnavailable.
 
     Whatever changes later goes through `footplate.tenancy.admin`, which also writes it down.
     """
-
-    def find_key(self, public_id: str) -> StoredKey | None:
-        """The key of that public id with its tenant's state, live or not."""
-        ...
 
     def note_uses(self, uses: Mapping[str, datetime]) -> None:
         """When keys were last used, by their public id; an earlier time than the one known is ignored."""

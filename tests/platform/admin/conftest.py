@@ -18,7 +18,7 @@ from footplate.platform.administration import AdminDesk
 from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import UseReader
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
-from footplate.tenancy.adapters.postgres.store import PostgresKeyStore
+from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore
 from footplate.tenancy.admin.administration import Administration
 from footplate.tenancy.api_keys import Role, make_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
@@ -49,8 +49,9 @@ class World:
     def __post_init__(self) -> None:
         self.store = PostgresKeyStore(self.engine)
         self.admin_store = PostgresAdminStore(self.engine)
+        self.reader = PostgresKeyReader(self.engine.url.render_as_string(hide_password=False))
         self.cache = CachingAuthenticator(
-            self.store,
+            self.reader,
             MASTER,
             default_quota=DEFAULT_QUOTA,
             clock=lambda: self.seconds,
@@ -152,3 +153,4 @@ def world(postgres: PostgresServer, smollm2: TextPipeline) -> Iterator[World]:
         made = World(engine, smollm2)
         yield made
         made.desk.close()
+        made.reader.close()

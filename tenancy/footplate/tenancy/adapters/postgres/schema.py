@@ -19,6 +19,8 @@ _LOCK_ID = 0x66705F74
 def upgrade(engine: Engine) -> None:
     """Run the migrations that are missing. Safe to call from many processes at once."""
     with engine.begin() as connection:
+        # Requests may not take long; changing a large table may, and so may waiting for who changes it.
+        connection.execute(text("set local statement_timeout = 0"))
         connection.execute(text("select pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})
         connection.execute(text(f"create schema if not exists {SCHEMA}"))
         configuration = Config()

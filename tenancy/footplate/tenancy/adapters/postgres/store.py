@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, create_engine, insert, select, text
+import psycopg
+from sqlalchemy import (
+    Connection,
+    Engine,
+    PoolProxiedConnection,
+    RowMapping,
+    create_engine,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, TimeoutError
 
 from footplate.tenancy.adapters.postgres.tables import SCHEMA, api_keys, tenants
@@ -18,6 +28,15 @@ from footplate.tenancy.quotas import Quota
 from footplate.tenancy.tenants import Tenant
 
 CONNECT_S = 3
+_CONNECT_ARGUMENTS = {"connect_timeout": CONNECT_S, "options": "-c statement_timeout=5000"}
+# The driver's own errors too: look-ups of keys go past SQLAlchemy.
+_UNAVAILABLE = (
+    OperationalError,
+    InterfaceError,
+    TimeoutError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
 # Any number, as long as each component has its own: see `tables`.
 _WRITE_LOCK_ID = 0x66705F77
 
@@ -30,7 +49,7 @@ def connect(database_url: str, *, pool_size: int = 4) -> Engine:
         max_overflow=2,
         pool_pre_ping=True,
         pool_timeout=CONNECT_S,
-        connect_args={"connect_timeout": CONNECT_S, "options": "-c statement_timeout=5000"},
+        connect_args=_CONNECT_ARGUMENTS,
     )
 
 
@@ -40,7 +59,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
     try:
         with engine.connect() as connection:
             yield connection
-    except (OperationalError, InterfaceError, TimeoutError) as error:
+    except _UNAVAILABLE as error:
         raise StoreUnavailable("PostgreSQL gave no answer") from error
 
 
@@ -51,7 +70,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
         with engine.begin() as connection:
             connection.execute(text("select pg_advisory_xact_lock(:id)"), {"id": _WRITE_LOCK_ID})
             yield connection
-    except (OperationalError, InterfaceError, TimeoutError) as error:
+    except _UNAVAILABLE as error:
         raise StoreUnavailable("PostgreSQL gave no answer") from error
 
 
@@ -63,21 +82,7 @@ class PostgresKeyStore:
 
     def find_key(self, public_id: str) -> StoredKey | None:
         with reading(self._engine) as connection:
-            row = connection.execute(_FIND_KEY, {"public_id": public_id}).one_or_none()
-        if row is None:
-            return None
-        return StoredKey(
-            row.public_id,
-            bytes(row.hashed),
-            Role(row.role),
-            row.tenant_id,
-            row.is_suspended,
-            row.share_group,
-            row.expires_at,
-            row.revoked_at,
-            as_quota(row.tenant_quota),
-            as_quota(row.key_quota),
-        )
+            return _find_key(connection.connection, public_id)
 
     def note_uses(self, uses: Mapping[str, datetime]) -> None:
         # In one order everywhere, so that two gateways never wait for each other's rows.
@@ -118,12 +123,73 @@ class PostgresKeyStore:
             raise NotFound(f"there is no tenant with id {tenant_id!r}") from error
 
 
-# On the way of a request, so as text: built anew each time, a statement costs more than its answer.
-_FIND_KEY = text(
-    "select k.public_id, k.hashed, k.role, k.tenant_id, t.is_suspended, t.share_group, k.expires_at, "
-    "k.revoked_at, t.quota as tenant_quota, k.quota as key_quota "
-    f"from {SCHEMA}.api_keys k join {SCHEMA}.tenants t on t.id = k.tenant_id where k.public_id = :public_id"
+class PostgresKeyReader:
+    """Look-ups of keys on a pool of its own, for requests that wait; safe from any thread.
+
+    They go to the driver, one round trip each: SQLAlchemy's statements, its ping and its transaction would
+    cost several times the look-up. So a connection that died while nobody used it is found by the look-up
+    itself, which then asks once more over a new one.
+    """
+
+    def __init__(self, database_url: str, *, pool_size: int = 4) -> None:
+        self._engine = create_engine(
+            database_url,
+            pool_size=pool_size,
+            max_overflow=2,
+            pool_timeout=CONNECT_S,
+            isolation_level="AUTOCOMMIT",
+            connect_args=_CONNECT_ARGUMENTS,
+        )
+
+    def find_key(self, public_id: str) -> StoredKey | None:
+        try:
+            try:
+                return self._find_key(public_id)
+            except _LostConnection:
+                # Those beside it were made before the server went away, too.
+                self._engine.dispose()
+                return self._find_key(public_id)
+        except (*_UNAVAILABLE, _LostConnection) as error:
+            raise StoreUnavailable("PostgreSQL gave no answer") from error
+
+    def close(self) -> None:
+        """Drop all connections."""
+        self._engine.dispose()
+
+    def _find_key(self, public_id: str) -> StoredKey | None:
+        with closing(self._engine.raw_connection()) as connection:
+            try:
+                return _find_key(connection, public_id)
+            except psycopg.Error as error:
+                driver = connection.driver_connection
+                if driver is not None and driver.closed:
+                    connection.invalidate(error)
+                    raise _LostConnection from error
+                raise
+
+
+class _LostConnection(Exception):
+    """The connection was there and is no more; the server may answer over another."""
+
+
+_FIND_KEY = (
+    "select k.hashed, k.role, k.tenant_id, t.is_suspended, t.share_group, k.expires_at, k.revoked_at, "
+    f"t.quota, k.quota from {SCHEMA}.api_keys k join {SCHEMA}.tenants t on t.id = k.tenant_id "
+    "where k.public_id = %s"
 )
+
+
+def _find_key(connection: PoolProxiedConnection, public_id: str) -> StoredKey | None:
+    driver = connection.driver_connection
+    assert driver is not None
+    row = driver.execute(_FIND_KEY, (public_id,)).fetchone()
+    if row is None:
+        return None
+    hashed, role, *plain, tenant_quota, key_quota = row
+    values = (public_id, bytes(hashed), Role(role), *plain, as_quota(tenant_quota), as_quota(key_quota))
+    return StoredKey(*values)
+
+
 _NOTE_USE = text(
     f"update {SCHEMA}.api_keys set last_used_at = :at "
     "where public_id = :public_id and (last_used_at is null or last_used_at < :at)"
