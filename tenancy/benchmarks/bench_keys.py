@@ -28,6 +28,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -162,12 +163,13 @@ async def start_up(url: str, num_keys: int) -> dict[str, Any]:
 
 async def cold(url: str, num_keys: int) -> dict[str, Any]:
     """Keys that the cache doesn't hold, one after another and several at a time; unknown ones; the floor."""
-    engine = connect(url)
-    keys = CachingAuthenticator(PostgresKeyReader(url), MASTER)
+    reader = PostgresKeyReader(url)
+    keys = CachingAuthenticator(reader, MASTER)
 
     def select_one() -> None:
-        with engine.connect() as connection:
-            connection.execute(text("select 1")).one()
+        with closing(reader._engine.raw_connection()) as connection:
+            assert connection.driver_connection is not None
+            connection.driver_connection.execute("select 1").fetchone()
 
     numbers = random.Random(1).sample(range(num_keys), 3 * NUM_COLD)
     for number in numbers[:200]:

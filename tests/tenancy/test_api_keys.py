@@ -201,6 +201,16 @@ def test_a_new_key_works_at_most_two_seconds_after_it_was_first_tried() -> None:
     assert asyncio.run(world.keys.authenticate(key.text)) is not None
 
 
+def test_a_new_key_that_nobody_tells_of_works_as_soon() -> None:
+    world = World()
+    key = make_key(PEPPER)
+    assert asyncio.run(world.keys.authenticate(key.text)) is None
+    world.store.add_key(key, world.tenant.id, Role.MEMBER)
+    world.seconds = 2.0
+    world.keys.confirm(2.0)
+    assert asyncio.run(world.keys.authenticate(key.text)) is not None
+
+
 def test_an_expired_key_stops_at_its_time_though_it_is_cached() -> None:
     world = World()
     key = world.new_key(expires_at=NOW + timedelta(seconds=1))

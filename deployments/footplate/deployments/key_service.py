@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 from footplate.platform.administration import AdminDesk
 from footplate.platform.http.health import Readiness, ReadinessCheck
@@ -19,6 +20,7 @@ from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey
 
 NOTE_USES_S = 30.0
+MAX_THREADS = 7  # as many as the pool has connections, and one to poll
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -60,9 +62,15 @@ class KeyService:
         self._reader = PostgresKeyReader(database_url)
         self._background = connect(database_url, pool_size=1)
         self._admin = connect(database_url, pool_size=2)
-        self.keys = CachingAuthenticator(self._reader, master_key, default_quota=default_quota)
+        # Of their own: a long prompt that is tokenised must not hold up everybody's keys.
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="keys")
+        self.keys = CachingAuthenticator(
+            self._reader, master_key, default_quota=default_quota, threads=self._threads
+        )
         self._bus = ValkeyChangeBus(redis_url) if redis_url else None
-        self._follower = ChangeFollower(self.keys, PostgresAdminStore(self._background), self._bus)
+        self._follower = ChangeFollower(
+            self.keys, PostgresAdminStore(self._background), self._bus, threads=self._threads
+        )
         self.desk = AdminDesk(
             Administration(PostgresAdminStore(self._admin)),
             master_key.derive(PEPPER_PURPOSE),
@@ -89,6 +97,7 @@ class KeyService:
             await self._bus.close()
         await self._note_uses()
         self.desk.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._reader.close()
         self._background.dispose()
         self._admin.dispose()

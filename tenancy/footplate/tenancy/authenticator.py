@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -62,6 +63,7 @@ def _utc_now() -> datetime:
 class CachingAuthenticator:
     """Answers from memory where it can; misses are held too. One event loop owns it. See `CacheConfig`.
 
+    `threads`: where look-ups wait; None is the loop's own pool, which long work of others can fill.
     Requests for the same key share one look-up, and the cache is bounded: guessing keys costs the guesser a
     look-up each, and us no memory. It is a `changes.Cache`.
     """
@@ -73,6 +75,7 @@ class CachingAuthenticator:
         *,
         default_quota: Quota = UNLIMITED,
         config: CacheConfig | None = None,
+        threads: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
@@ -81,6 +84,7 @@ class CachingAuthenticator:
         self._pepper = master_key.derive(PEPPER_PURPOSE)
         self._default_quota = default_quota
         self._config = config or CacheConfig()
+        self._threads = threads
         self._clock = clock
         self._now = now
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
@@ -152,9 +156,12 @@ class CachingAuthenticator:
         age_s = now - answer.fetched_at
         if age_s < config.max_age_s:
             return True
+        if answer.stored is None:
+            # Nobody tells of keys that were made elsewhere than in our administration.
+            return False
         if now - self._confirmed_at >= config.max_age_s or age_s >= config.max_confirmed_s:
             return False
-        if age_s >= config.max_confirmed_s / 2 and answer.stored is not None:
+        if age_s >= config.max_confirmed_s / 2:
             # Asked for ahead of its end, so that no request waits for it.
             self._fetch_task(answer.stored.public_id)
         return True
@@ -176,7 +183,8 @@ class CachingAuthenticator:
     async def _fetch(self, public_id: str) -> _Answer:
         # The age counts from before the question: the store may have answered just before a change.
         asked_at, num_forgotten = self._clock(), self._num_forgotten
-        stored = await asyncio.to_thread(self._store.find_key, public_id)
+        loop = asyncio.get_running_loop()
+        stored = await loop.run_in_executor(self._threads, self._store.find_key, public_id)
         answer = _Answer(stored, None if stored is None else self._holder(stored), asked_at)
         if num_forgotten == self._num_forgotten:
             self._keep(public_id, answer)

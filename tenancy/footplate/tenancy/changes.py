@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,7 +82,10 @@ class Cache(Protocol):
 
 
 class ChangeFollower:
-    """Keeps one cache true. `start` and `close` belong to the cache's event loop."""
+    """Keeps one cache true. `start` and `close` belong to the cache's event loop.
+
+    `threads`: where questions to the log wait; None is the loop's own pool.
+    """
 
     def __init__(
         self,
@@ -90,12 +94,14 @@ class ChangeFollower:
         bus: ChangeBus | None = None,
         *,
         poll_s: float = POLL_S,
+        threads: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._log = log
         self._bus = bus
         self._poll_s = poll_s
+        self._threads = threads
         self._clock = clock
         self._last: int | None = None
         self._is_due = asyncio.Event()
@@ -125,7 +131,8 @@ class ChangeFollower:
     async def poll(self) -> None:
         """Ask the log once. Raises StoreUnavailable."""
         asked_at = self._clock()
-        found = await asyncio.to_thread(self._log.changes_after, self._last)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, self._log.changes_after, self._last)
         # A log that ends before what was read of it is another one: the database was restored, say.
         if found.changes is None or (self._last is not None and found.last < self._last):
             self._cache.forget_all()
