@@ -42,7 +42,6 @@ class Driver:
         ahead: bool = False,
         max_model_len: int = 512,
         step_work: float = math.inf,
-        decode_work: float = math.inf,
         **config: Any,
     ) -> None:
         defaults = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8, "policy": "fcfs"}
@@ -55,7 +54,6 @@ class Driver:
             eos_token_ids=[EOS],
             prefix_key=b"k" * 32,
             step_work=step_work,
-            decode_work=decode_work,
         )
         self.device = StubDevice(num_blocks, self.config.block_size, VOCAB)
         self.ahead = ahead

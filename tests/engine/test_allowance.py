@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from footplate.engine import scheduler as scheduler_module
-from footplate.engine.allowance import DECODE_ROW_WORK, STRETCH, PromptAllowance
+from footplate.engine.allowance import BURST_STEPS, EARNED_BY_TOKEN, STEPS_BETWEEN, PromptAllowance
 from tests.engine.engine_builders import Driver, make_request
 
-STEP_WORK, DECODE_WORK = 64.0, 10.0
+STEP_WORK = 16.0
+BURST = BURST_STEPS * STEP_WORK
+MONSTER = int(4 * BURST)
 
 
 @pytest.fixture(autouse=True)
@@ -21,97 +23,128 @@ def flat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def driver(**options: Any) -> Driver:
-    defaults = {"step_work": STEP_WORK, "decode_work": DECODE_WORK, "policy": "fair"}
-    return Driver(256, max_num_batched_tokens=256, **{**defaults, **options})
+    defaults = {"step_work": STEP_WORK, "policy": "fair", "prefix_caching": False}
+    return Driver(2048, max_num_batched_tokens=256, max_model_len=4096, **{**defaults, **options})
 
 
-def test_a_bucket_holds_a_burst_and_fills_with_others_decodes() -> None:
-    allowance = PromptAllowance(DECODE_WORK, burst=64)
-    assert allowance.left("a") == 64
-    allowance.spend("a", 70, is_guest=True)
-    assert allowance.left("a") == -6
-    allowance.begin_step(num_decodes=5)
-    assert allowance.left("a") == pytest.approx(-6 + STRETCH * (DECODE_WORK + 5 * DECODE_ROW_WORK))
-    allowance.begin_step(num_decodes=0)
-    assert allowance.left("a") < 0
-    for _ in range(100):
-        allowance.begin_step(num_decodes=5)
-    assert allowance.left("a") == 64
-    # Alone, work is free, but leaves no burst behind.
-    allowance.spend("a", 1_000, is_guest=False)
+def chunks(rig: Driver, since: int) -> list[int]:
+    """The prompt tokens of each step."""
+    return [
+        sum(row.num_tokens for row in output.rows if row.num_tokens > 1) for output in rig.outputs[since:]
+    ]
+
+
+def test_a_bucket_is_filled_by_its_tenants_answers_and_slowly_by_steps() -> None:
+    allowance = PromptAllowance(STEP_WORK)
+    assert allowance.left("a") == BURST
+    allowance.spend("a", 1, 1_000)
     assert allowance.left("a") == 0
+    allowance.begin_step({"a": 2})
+    assert allowance.left("a") == pytest.approx(2 * EARNED_BY_TOKEN, abs=1)
+    allowance.spend("a", 1, 1_000)
+    for _ in range(STEPS_BETWEEN):
+        allowance.begin_step({"b": 1})
+    assert allowance.left("a") == pytest.approx(STEP_WORK / 2)
+    for _ in range(100):
+        allowance.begin_step({"a": 2})
+    assert allowance.left("a") == BURST
 
 
-def test_without_a_bound_nothing_is_kept() -> None:
-    allowance = PromptAllowance(math.inf, burst=math.inf)
-    allowance.begin_step(4)
-    allowance.spend("a", 1_000, is_guest=True)
-    assert allowance.left("a") == math.inf
+def test_without_a_bound_nobody_is_held_up() -> None:
+    allowance = PromptAllowance(math.inf)
+    allowance.begin_step({"b": 4})
+    allowance.spend("a", 10**6, 10**6)
+    assert allowance.share("a", 10**6, others_want=True) == math.inf
 
 
-def test_a_monster_prompt_lengthens_others_steps_by_a_third_at_most() -> None:
+def test_a_long_prompt_is_felt_in_one_of_many_steps_of_others_answers() -> None:
     rig = driver()
     for number in range(3):
-        rig.add(make_request(f"chat {number}", 4, tenant="chatty", max_tokens=60))
+        rig.add(make_request(f"chat {number}", 4, tenant="chatty", max_tokens=1_000))
     rig.step()
-    rig.add(make_request("monster", 400, tenant="noisy", max_tokens=1))
+    rig.add(make_request("monster", MONSTER, tenant="noisy", max_tokens=1))
     before = len(rig.outputs)
-    for _ in range(40):
+    for _ in range(3 * STEPS_BETWEEN + 1):
         rig.step()
-    taken = [
-        sum(row.num_tokens for row in output.rows) - 3
-        for output in rig.outputs[before:]
-        if len(output.rows) == 4
-    ]
-    # The first step is the burst of a tenant that asked for nothing before.
-    assert taken[0] == STEP_WORK
-    work = STRETCH * (DECODE_WORK + 3 * DECODE_ROW_WORK)
-    assert 0 < max(taken[1:]) <= work + 1
-    # It goes on all the while: nobody starves.
-    assert sum(taken[1:]) == pytest.approx(work * len(rig.outputs[before + 1 :]), abs=work + 1)
+    felt = [(number, taken) for number, taken in enumerate(chunks(rig, before)) if taken]
+    assert felt == [(number * STEPS_BETWEEN, STEP_WORK / 2) for number in range(4)]
 
 
 def test_it_has_whole_steps_as_soon_as_nobody_else_decodes() -> None:
     rig = driver()
     rig.add(make_request("chat", 4, tenant="chatty", max_tokens=10))
     rig.step()
-    rig.add(make_request("monster", 400, tenant="noisy", max_tokens=1))
-    rig.run()
-    sizes = [row.num_tokens for output in rig.outputs for row in output.rows if row.num_tokens > 1]
-    assert sizes[-2] == STEP_WORK
-
-
-def test_a_tenants_prompts_are_not_held_for_its_own_answers() -> None:
-    rig = driver()
-    rig.add(make_request("chat", 4, tenant="one", max_tokens=30))
-    rig.step()
-    rig.add(make_request("long", 300, tenant="one", max_tokens=1))
+    rig.add(make_request("monster", MONSTER, tenant="noisy", max_tokens=1))
     before = len(rig.outputs)
-    for _ in range(4):
+    rig.run()
+    taken = chunks(rig, before)
+    assert taken[0] == STEP_WORK / 2 and set(taken[1:9]) == {0}
+    assert set(taken[11:-1]) == {STEP_WORK}
+
+
+def test_a_prompt_that_the_bucket_holds_goes_on_at_once() -> None:
+    rig = driver()
+    rig.add(make_request("chat", 4, tenant="chatty", max_tokens=200))
+    rig.step()
+    rig.add(make_request("long enough", int(BURST), tenant="newcomer", max_tokens=1))
+    for _ in range(BURST_STEPS):
         rig.step()
-    assert [max(row.num_tokens for row in output.rows) for output in rig.outputs[before:]] == [64] * 4
+    assert ("long enough", 0) in rig.ended
 
 
-def test_short_prompts_of_others_pass_a_monster_that_is_held() -> None:
+def test_whoever_writes_as_much_as_it_reads_is_never_held_up() -> None:
+    rig = driver()
+    rig.add(make_request("other", 4, tenant="other", max_tokens=2_000))
+    rig.step()
+    for turn in range(40):
+        rig.add(make_request(f"chat {turn}", 60, tenant="chatty", max_tokens=8))
+        for _ in range(4 + 8):
+            rig.step()
+        assert (f"chat {turn}", 0) in rig.ended
+
+
+def test_a_tenants_prompts_are_not_held_up_for_its_own_answers() -> None:
+    rig = driver()
+    rig.add(make_request("chat", 4, tenant="one", max_tokens=300))
+    rig.step()
+    rig.add(make_request("long", MONSTER, tenant="one", max_tokens=1))
+    before = len(rig.outputs)
+    for _ in range(20):
+        rig.step()
+    assert chunks(rig, before) == [STEP_WORK] * 20
+
+
+def test_prompts_of_others_pass_one_that_is_held_up() -> None:
     rig = driver()
     rig.add(make_request("chat", 4, tenant="chatty", max_tokens=60))
     rig.step()
-    rig.add(make_request("monster", 400, tenant="noisy", max_tokens=1))
+    for name in ("first", "second"):
+        rig.add(make_request(f"{name} monster", MONSTER, tenant="noisy", max_tokens=1))
     for _ in range(5):
         rig.step()
-    rig.add(make_request("second monster", 400, tenant="noisy", max_tokens=1))
-    rig.add(make_request("new chat", 20, tenant="newcomer", max_tokens=1))
+    rig.add(make_request("new chat", 7, tenant="newcomer", max_tokens=1))
     rig.step()
     assert ("new chat", 0) in rig.ended
 
 
+def test_several_long_prompts_of_a_tenant_leave_half_a_step_to_anothers() -> None:
+    rig = driver()
+    for number in range(4):
+        rig.add(make_request(f"monster {number}", MONSTER, tenant="noisy", max_tokens=1))
+    for _ in range(3):
+        rig.step()
+    rig.add(make_request("chat", 8, tenant="chatty", max_tokens=1))
+    rig.step()
+    assert ("chat", 0) in rig.ended
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_other_policies_hold_nobody(policy: str) -> None:
+def test_other_policies_hold_nobody_up(policy: str) -> None:
     rig = driver(policy=policy)
     rig.add(make_request("chat", 4, tenant="chatty", max_tokens=60))
     rig.step()
-    rig.add(make_request("monster", 256, tenant="noisy", max_tokens=1))
+    rig.add(make_request("monster", MONSTER, tenant="noisy", max_tokens=1))
     before = len(rig.outputs)
-    for _ in range(4):
+    for _ in range(20):
         rig.step()
-    assert [max(row.num_tokens for row in output.rows) for output in rig.outputs[before:]] == [64] * 4
+    assert chunks(rig, before) == [STEP_WORK] * 20

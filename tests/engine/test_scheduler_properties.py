@@ -25,24 +25,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         ahead=st.booleans(),
         caching=st.booleans(),
         step_work=st.sampled_from([math.inf, 3.0, 17.0]),
-        decode_work=st.sampled_from([math.inf, 1.0, 9.0]),
     )
     def start(
-        self,
-        num_blocks: int,
-        budget: int,
-        policy: str,
-        ahead: bool,
-        caching: bool,
-        step_work: float,
-        decode_work: float,
+        self, num_blocks: int, budget: int, policy: str, ahead: bool, caching: bool, step_work: float
     ) -> None:
         self.driver = Driver(
             num_blocks,
             ahead=ahead,
             max_model_len=96,
             step_work=step_work,
-            decode_work=decode_work,
             max_num_batched_tokens=budget,
             max_num_seqs=6,
             policy=policy,

@@ -32,13 +32,10 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 CPU_KV_SHARE = 0.25  # of available memory, at most CPU_KV_MAX: other models and the system live beside it
 CPU_KV_MAX = 2 * GIB
-EARLY_START_LAYER_BYTES = 256 << 20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 # Prompt work of one step on CPU, in tokens: about half a second on two cores, and matrix products gain
 # nothing from more rows.
 CPU_STEP_WORK = 256
-# What a step of decodes costs there besides its rows, in the same tokens: the weights are read once.
-CPU_DECODE_WORK = 10
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,7 +86,7 @@ def load_model(source: str, config: EngineConfig, *, models_dir: Path | None = N
     model_config, weights = open_model(resolved, config.seed, _device(config))
     place, kv_dtype, dtype = _resolve_types(config, resolved, model_config)
     max_len = _max_model_len(config, model_config)
-    decoder = Decoder(model_config, weights, _choose_ops(place, model_config), place, max_len)
+    decoder = Decoder(model_config, weights, _choose_ops(place), place, max_len)
     return LoadedModel(
         resolved, model_config, decoder, place, kv_dtype, dtype, max_len, load_time=weights.load_time
     )
@@ -111,7 +108,6 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
         eos_token_ids=shape.eos_token_ids,
         prefix_key=prefix_key,
         step_work=CPU_STEP_WORK if device.type == "cpu" else math.inf,
-        decode_work=CPU_DECODE_WORK if device.type == "cpu" else math.inf,
     )
     core = EngineCore(scheduler, runner, ahead=config.async_scheduling)
     fingerprint = _fingerprint(model.source, config, shape, model.dtype)
@@ -188,33 +184,20 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _choose_ops(place: Placement, model: ModelConfig) -> Ops:
+def _choose_ops(place: Placement) -> Ops:
     """Triton kernels on CUDA, native ones on CPU in float32; the torch references for 16-bit types on CPU."""
     if place.device.type == "cuda":
         from footplate.engine.kernels.attention.launch import AttentionOptions
         from footplate.engine.kernels.triton_ops import TritonOps
 
-        use_pdl = _gains_from_early_starts(place, model)
+        # Programmatic dependent launch: kernels start while the one before them ends.
+        use_pdl = torch.cuda.get_device_capability(place.device) >= (9, 0)
         return TritonOps(AttentionOptions(use_pdl=use_pdl, deterministic=place.deterministic))
     if place.device.type == "cpu" and place.dtype is torch.float32:
         from footplate.engine.kernels.cpu_ops import CpuOps
 
         return CpuOps()
     return TorchOps()
-
-
-def _gains_from_early_starts(place: Placement, model: ModelConfig) -> bool:
-    """Whether kernels should start while the one before them ends (programmatic dependent launch).
-
-    Between small kernels the gaps count: one row of Llama-3.2-1B takes 0.78 instead of 0.85 ms on an H200.
-    Large ones lose more to programs that wait on the multiprocessors: 4.28 instead of 4.04 ms for
-    Llama-3.1-8B.
-    """
-    heads = model.num_heads + 2 * model.num_kv_heads
-    layer = model.hidden_size * (heads * model.head_dim + model.num_heads * model.head_dim)
-    layer += 3 * model.hidden_size * model.intermediate_size
-    is_small = layer * place.dtype.itemsize < EARLY_START_LAYER_BYTES
-    return is_small and torch.cuda.get_device_capability(place.device) >= (9, 0)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -70,11 +71,9 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         prefix_key: bytes = b"",
         step_work: float = math.inf,
-        decode_work: float = math.inf,
     ) -> None:
         """`step_work` bounds the prompt work of a step, in tokens at depth 0. It is for devices where a step
-        of the whole budget takes seconds: decodes and aborts wait for the step they are in. `decode_work` is
-        what a step of decodes costs besides its rows; under `fair` it bounds prompts beside others' decodes.
+        of the whole budget takes seconds: decodes and aborts wait for the step they are in.
         """
         self._hasher = PrefixHasher(prefix_key, config.block_size)
         self.pool = BlockPool(num_blocks, self._hasher, caching=config.prefix_caching)
@@ -84,7 +83,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._budget = config.max_num_batched_tokens
         self._step_work = step_work
-        self._allowance = PromptAllowance(decode_work if config.policy == "fair" else math.inf, step_work)
+        self._allowance = PromptAllowance(step_work if config.policy == "fair" else math.inf)
         self._waiting = WaitingQueue(config.policy)
         self._running: list[Sequence] = []
         self._retiring: list[Sequence] = []  # finished; their last step is in flight
@@ -228,9 +227,9 @@ class Scheduler:
         """Hand prompt chunks to running and newly admitted sequences, together in policy order."""
         key = self._waiting.key
         running = sorted((s for s in self._running if s.is_prefilling), key=key, reverse=True)
-        decoding = {sequence.request.tenant for sequence, _ in step.rows}
-        self._allowance.begin_step(len(step.rows))
-        held: set[str] = set()  # tenants whose prompts may lengthen this step no further
+        self._allowance.begin_step(Counter(sequence.request.tenant for sequence, _ in step.rows))
+        wanting = {s.request.tenant for s in running} | (self._waiting.lanes() if admit else set())
+        held: set[str] = set()  # tenants whose prompts get no more of this step
         while step.budget > 0 and step.work > 0:
             head = self._waiting.peek(held) if admit and self._free_rows else None
             is_head_next = head is not None and (not running or key(head) < key(running[-1]))
@@ -241,24 +240,22 @@ class Scheduler:
                 others = bool(running) or head is not None
             else:
                 return
-            is_guest = bool(decoding - {sequence.request.tenant})
-            share = self._share(step, sequence, others, is_guest)
-            if share <= 0:
-                held.add(sequence.request.tenant)
-                continue
-            budget = step.budget
-            admit &= (self._admit if is_head_next else self._hand_out_chunk)(step, sequence, share)
-            work = (budget - step.budget) * (1 + sequence.num_computed / DEPTH_TOKENS)
-            self._allowance.spend(sequence.request.tenant, work, is_guest=is_guest)
+            tenant, before = sequence.request.tenant, step.work
+            wanted = sequence.num_uncomputed * (1 + sequence.num_known / DEPTH_TOKENS)
+            share = self._allowance.share(tenant, wanted, others_want=len(wanting - {tenant}) > 0)
+            if share > 0:
+                share = min(share, self._share(step, others))
+                admit &= (self._admit if is_head_next else self._hand_out_chunk)(step, sequence, share)
+                self._allowance.spend(tenant, wanted, before - step.work)
+            else:
+                held.add(tenant)
 
-    def _share(self, step: _Step, sequence: Sequence, others: bool, is_guest: bool) -> float:
+    def _share(self, step: _Step, others: bool) -> float:
         """The prompt work one sequence may take: under `fair` half a step at most while others want some.
 
-        So a short prompt never waits for the whole of a long one, also within a tenant. A guest in others'
-        decodes takes no more than its tenant's allowance.
+        So a short prompt never waits for the whole of a long one, also within a tenant.
         """
-        share = min(step.work, self._step_work / 2) if others and self._config.policy == "fair" else step.work
-        return min(share, self._allowance.left(sequence.request.tenant)) if is_guest else share
+        return min(step.work, self._step_work / 2) if others and self._config.policy == "fair" else step.work
 
     @staticmethod
     def _chunk(step: _Step, sequence: Sequence, share: float) -> int:
@@ -282,7 +279,7 @@ class Scheduler:
         row = ScheduledRow(sequence.row, sequence.id, start, num_tokens, samples, new_blocks)
         step.rows.append((sequence, row))
         step.budget -= num_tokens
-        if num_tokens > 1:
+        if sequence.is_prefilling:
             step.work -= num_tokens * (1 + start / DEPTH_TOKENS)
         return True
 

@@ -104,6 +104,10 @@ class WaitingQueue:
                 best = (self.key(head), head)
         return best[1] if best else None
 
+    def lanes(self) -> set[str]:
+        """Tenants that may wait, under `fair`; some may have left."""
+        return set(self._lanes)
+
     def pop(self, sequence: Sequence) -> None:
         """Take out the sequence that `peek` gave."""
         lane = sequence.request.tenant if self._policy == "fair" else ""
