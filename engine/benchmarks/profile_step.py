@@ -94,8 +94,15 @@ def main() -> None:
     from footplate.engine.loader import load_engine
 
     config = EngineConfig(max_num_batched_tokens=8192, gpu_memory_utilization=0.5, policy="fcfs")
+    start = time.perf_counter()
     core = load_engine(f"dummy:{options.folder}/config.json", config).core
-    result = environment() | {"command": "profile_step.py " + options.folder.name, "steps": []}
+    ready_s = round(time.perf_counter() - start, 2)
+    print(f"ready after {ready_s} s, imports left out", flush=True)
+    result = environment() | {
+        "command": "profile_step.py " + options.folder.name,
+        "ready_s": ready_s,
+        "steps": [],
+    }
     for batch in map(int, options.batches.split(",")):
         found = profile(core, batch, options.length)
         result["steps"].append(found)

@@ -80,7 +80,7 @@ def test_triton_kernels_say_what_the_native_ones_say(tmp_path: Path, monkeypatch
         assert fused is not None
         return fused
 
-    monkeypatch.setattr(loader, "_choose_ops", lambda place, model: ops)
+    monkeypatch.setattr(loader, "_choose_ops", lambda place: ops)
     monkeypatch.setattr(loader, "_on_cpu", loader._on_device)
     monkeypatch.setattr(device_loader, "torch_step", lambda: StepKernels(decode_inputs, sample))
     monkeypatch.setattr(device_loader, "WARM_UP_LENGTHS", ())

@@ -96,7 +96,7 @@ def test_the_same_weights_say_the_same_on_both_devices(
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(config_file.read_text())
     with monkeypatch.context() as patched:
-        patched.setattr(loader, "_choose_ops", lambda place, model: TorchOps())
+        patched.setattr(loader, "_choose_ops", lambda place: TorchOps())
         on_cpu = make(f"hf:{tmp_path}", device="cpu")
     want = run(on_cpu, *requests(logprobs=3))
     got = run(make(f"hf:{tmp_path}"), *requests(logprobs=3))

@@ -17,13 +17,15 @@ from footplate.engine.kernels.attention.reference import attention
 from footplate.engine.kernels.attention.tiles import Splits, Tile, attention_tiles
 from footplate.engine.kernels.ops import PrefixGroups
 from footplate.engine.kernels.registry import PAIRS, KernelPair, triton_ops
+from footplate.engine.kernels.streamed_pairs import HOPPER_PAIRS
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-TRITON_PAIRS = [pair for pair in PAIRS if "/triton" in pair.name]
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+TRITON_PAIRS = [pair for pair in PAIRS if "/triton" in pair.name] + list(HOPPER_PAIRS if IS_HOPPER else ())
 CASES = [
     pytest.param(pair, case, id=f"{pair.name}-{case.id}") for pair in TRITON_PAIRS for case in pair.cases
 ]

@@ -8,9 +8,13 @@ the pool, S sequences. The KV cache of a layer is two tensors [B, KH, block_size
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+# What a backend's Linear gives, and its other ops take: a tensor, or on a GPU parts of one that are not
+# summed yet.
+Product = Any
 
 
 @dataclass(slots=True)
@@ -62,7 +66,7 @@ class Linear(Protocol):
     out_features: int
     in_features: int
 
-    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, add_to: torch.Tensor | None = None) -> Product:
         """The product; or, with `add_to` [T, N], the product added to it in place, and `add_to` returned."""
         ...
 
@@ -80,19 +84,19 @@ class Ops(Protocol):
     shape; a caller that keeps a result longer copies it.
     """
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Product, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm of the last dimension (arXiv:1910.07467), float32 inside. [T, K]."""
         ...
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, x: Product, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """`residual += x` in place, then the norm of the sum."""
         ...
 
     def rope_and_cache(
         self,
-        qkv: torch.Tensor,
+        qkv: Product,
         spec: AttentionSpec,
         batch: AttentionBatch,
         cos_sin: torch.Tensor,
@@ -118,6 +122,6 @@ class Ops(Protocol):
         """
         ...
 
-    def gated_activation(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+    def gated_activation(self, gate_up: Product, kind: str) -> torch.Tensor:
         """act(gate) * up for gate_up [T, 2 F]; kind is `silu` or `gelu_tanh`. [T, F]."""
         ...

@@ -20,6 +20,7 @@ from footplate.engine.kernels.pair import KernelPair
 from footplate.engine.kernels.rms_norm.reference import add_rms_norm, rms_norm
 from footplate.engine.kernels.rope_and_cache.reference import rope_and_cache
 from footplate.engine.kernels.step_pairs import STEP_PAIRS
+from footplate.engine.kernels.streamed_pairs import STREAMED_PAIRS
 from footplate.engine.weights.gguf_tensors import StoredRows, dequantise
 
 
@@ -215,5 +216,6 @@ PAIRS: tuple[KernelPair, ...] = (
     KernelPair("attention/cpu", attention, _cpu("attention"), cases.attention(), 5e-6, 1e-4, _ROUNDING),
     *_TRITON_PAIRS,
     *STEP_PAIRS,
+    *STREAMED_PAIRS,
     KernelPair("linear/cpu", _packed_reference, _packed_kernel, cases.linear(), 2e-4, 1e-4, _ROUNDING),
 )

@@ -7,7 +7,7 @@ import torch
 from footplate.engine.kernels.attention.launch import AttentionOptions, Workspace, attention
 from footplate.engine.kernels.embedding.kernel import embedding
 from footplate.engine.kernels.gated_activation.kernel import gated_activation
-from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Product
 from footplate.engine.kernels.rms_norm.kernel import add_rms_norm, rms_norm
 from footplate.engine.kernels.rope_and_cache.kernel import rope_and_cache
 
@@ -29,17 +29,17 @@ class TritonOps:
         """Whether kernels are launched while the one before them ends."""
         return self._use_pdl
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Product, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, use_pdl=self._use_pdl)
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, x: Product, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         return add_rms_norm(x, residual, weight, eps, use_pdl=self._use_pdl)
 
     def rope_and_cache(
         self,
-        qkv: torch.Tensor,
+        qkv: Product,
         spec: AttentionSpec,
         batch: AttentionBatch,
         cos_sin: torch.Tensor,
@@ -58,7 +58,7 @@ class TritonOps:
         """Leading `batch.num_decodes` rows by splits of their keys, the others by tiles of queries."""
         return attention(q, spec, batch, kv, self._options, self._workspace)
 
-    def gated_activation(self, gate_up: torch.Tensor, kind: str) -> torch.Tensor:
+    def gated_activation(self, gate_up: Product, kind: str) -> torch.Tensor:
         return gated_activation(gate_up, kind, use_pdl=self._use_pdl)
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

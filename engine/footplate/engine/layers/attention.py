@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Linear, Ops
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Linear, Ops, Product
 
 KvPair = tuple[torch.Tensor, torch.Tensor]  # keys and values, each [B, KH, block_size, D]
 
@@ -22,7 +22,7 @@ class Attention:
     cos_sin: torch.Tensor
     qk_norm: tuple[torch.Tensor, torch.Tensor, float] | None
 
-    def __call__(self, x: torch.Tensor, batch: AttentionBatch, kv: KvPair) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: AttentionBatch, kv: KvPair) -> Product:
         """[T, hidden] -> [T, hidden]; writes this step's keys and values first."""
         q = self.ops.rope_and_cache(self.qkv(x), self.spec, batch, self.cos_sin, kv, self.qk_norm)
         return self.out(self.ops.attention(q, self.spec, batch, kv))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from footplate.engine.kernels.ops import Linear, Ops
+from footplate.engine.kernels.ops import Linear, Ops, Product
 
 
 @dataclass(slots=True)
@@ -18,5 +18,5 @@ class GatedMlp:
     down: Linear
     activation: str
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> Product:
         return self.down(self.ops.gated_activation(self.gate_up(x), self.activation))

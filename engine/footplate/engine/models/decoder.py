@@ -15,7 +15,7 @@ from footplate.engine.kernels.cpu_decoder import CpuDecoder, LayerWeights
 from footplate.engine.kernels.cpu_ops import CpuOps
 from footplate.engine.kernels.linear.dense import DenseLinear
 from footplate.engine.kernels.linear.packed import PackedLinear
-from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Embedding, Linear, Ops
+from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Embedding, Linear, Ops, Product
 from footplate.engine.layers.attention import Attention, KvPair
 from footplate.engine.layers.mlp import GatedMlp
 from footplate.engine.layers.rope import cos_sin_table
@@ -40,6 +40,13 @@ class Placement:
         """Whether products need the slower kernels whose rows are independent."""
         return self.deterministic and self.device.type == "cuda"
 
+    @property
+    def streams(self) -> bool:
+        """Whether products of few rows have a kernel that reads weights faster than the library's."""
+        if self.device.type != "cuda" or self.dtype.itemsize != 2:
+            return False
+        return torch.cuda.get_device_capability(self.device)[0] == 9
+
 
 # Residual stream [T, hidden], which may be changed in place, to the last layer's output [T, hidden].
 LayerStack = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
@@ -58,9 +65,7 @@ class DecoderLayer:
     post_attn_norm: torch.Tensor | None
     post_mlp_norm: torch.Tensor | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor, batch: AttentionBatch, kv: KvPair
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: AttentionBatch, kv: KvPair) -> Product:
         """Takes the normed input; gives what the next norm adds to the residual."""
         out = self.attention(x, batch, kv)
         if self.post_attn_norm is not None:
@@ -110,13 +115,23 @@ class Decoder:
         def one_by_one(residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
             return self._run_layers(residual, batch, caches)
 
-        if self._place.device.type == "cuda":
-            from footplate.engine.kernels.triton_ops import TritonOps
-            from footplate.engine.models.fused_decoder import fuse
-
-            if isinstance(self._ops, TritonOps) and not self._place.is_invariant:
-                return fuse(self._ops, self.layers, caches, one_by_one) or one_by_one
+        if self._place.device.type == "cuda" and not self._place.is_invariant:
+            return self._on_cuda(caches, one_by_one)
         return one_by_one
+
+    def _on_cuda(self, caches: list[KvPair], general: LayerStack) -> LayerStack:
+        """Steps of few rows have forms of their own, each in front of the next."""
+        from footplate.engine.kernels.triton_ops import TritonOps
+        from footplate.engine.models import fused_decoder, streamed_decoder
+
+        ops = self._ops
+        if not isinstance(ops, TritonOps):
+            return general
+        if self._place.streams:
+            general = streamed_decoder.stream(ops, self.layers, self._final_norm, caches, general) or general
+        if not self._place.streams or fused_decoder.is_small(self.layers[0]):
+            general = fused_decoder.fuse(ops, self.layers, caches, general) or general
+        return general
 
     def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, layers: LayerStack) -> torch.Tensor:
         """token_ids [T] -> hidden states before the final norm, [T, hidden]; `layers` is from `bind`."""
@@ -130,12 +145,11 @@ class Decoder:
         self, residual: torch.Tensor, batch: AttentionBatch, caches: list[KvPair]
     ) -> torch.Tensor:
         x = self._ops.rms_norm(residual, self.layers[0].attn_norm, self.config.norm_eps)
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            out = layer(x, residual, batch, caches[index])
-            if index < last:
-                x = self._ops.add_rms_norm(out, residual, self.layers[index + 1].attn_norm, layer.eps)
-        return residual + out
+        # The last norm here is made anew by `scores`, for the rows that draw; its kernel also adds.
+        norms = [layer.attn_norm for layer in self.layers[1:]] + [self._final_norm]
+        for layer, kv, norm in zip(self.layers, caches, norms, strict=True):
+            x = self._ops.add_rms_norm(layer(x, residual, batch, kv), residual, norm, layer.eps)
+        return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] -> [R, vocab] float32, which the caller may change; valid until the next call."""
@@ -200,6 +214,10 @@ class _Builder:
             from footplate.engine.kernels.linear.invariant import InvariantLinear
 
             return InvariantLinear(made.weight)
+        if prefix and isinstance(made, DenseLinear) and place.streams:
+            from footplate.engine.kernels.linear.streamed import StreamedLinear
+
+            return StreamedLinear(made.weight, use_pdl=getattr(self._ops, "use_pdl", False))
         return made
 
     def layer(self, index: int) -> DecoderLayer:

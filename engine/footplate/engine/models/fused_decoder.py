@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from footplate.engine.models.decoder import DecoderLayer
 
 MAX_TOKENS = 1
+# On Hopper the streamed blocks of larger layers are faster: on an H200 one row of Llama-3.2-1B takes 0.79 ms
+# here and 0.93 there, one of Llama-3.1-8B 4.30 and 3.98.
+SMALL_LAYER_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,15 @@ def fuse(
     fused = [_fused(layer) for layer in layers]
     kept = [layer for layer in fused if layer is not None]
     return FusedDecoder(ops, kept, caches, general, max_tokens) if len(kept) == len(layers) else None
+
+
+def is_small(layer: DecoderLayer) -> bool:
+    """Whether one row is fastest here even where streamed blocks exist."""
+    fused = _fused(layer)
+    if fused is None:
+        return False
+    weights = (fused.qkv.weight, fused.out, fused.gate_up, fused.down)
+    return sum(w.numel() * w.element_size() for w in weights) < SMALL_LAYER_BYTES
 
 
 def _fused(layer: DecoderLayer) -> FusedLayer | None:

@@ -266,6 +266,23 @@ def _first_key(
     return begin, prefix
 
 
+@triton.jit
+def _store_split(
+    output, partials, log_sums, accumulated, total, peak, at_head, column, is_row, is_whole, split, used,
+    num_slots, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """The rows' result where one split read all keys, else this split's part of it for `merge_kernel`."""
+    result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
+    if is_whole:
+        at_row = at_head[:, None] * HEAD_DIM + column[None, :]
+        _store_rows(output + at_row, column, result, is_row, HEAD_DIM)
+    elif split < used:
+        at_slot = at_head * num_slots + split
+        at_part = partials + at_slot[:, None] * HEAD_DIM + column[None, :]
+        _store_rows(at_part, column, result, is_row, HEAD_DIM)
+        tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
+
+
 # How many splits there are follows the batch: compiled in, each count would compile anew while serving.
 @triton.jit(do_not_specialize=["table_stride", "num_splits", "num_slots"])
 def decode_kernel(
@@ -297,9 +314,6 @@ def decode_kernel(
     WIDE: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    if USE_PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -310,6 +324,14 @@ def decode_kernel(
     # The first split of an empty row goes on, and writes zeros.
     if split >= tl.maximum(used, 1):
         return
+    start = begin + split * chunk
+    end = tl.minimum(start + chunk, context)
+    table = block_tables + token * table_stride
+    at_kv_head = kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
+    if USE_PDL:
+        # Lengths, tables and all keys but this step's were there before the layer's first kernel began.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     is_row = row < GROUP
     column = tl.arange(0, COLUMNS)
@@ -317,26 +339,19 @@ def decode_kernel(
     at_row = at_head[:, None] * HEAD_DIM + column[None, :]
     own_q = _load_rows(q + at_row, column, is_row, True, HEAD_DIM)
     accumulated, total, peak = _empty_softmax(ROWS, COLUMNS)
-    start = begin + split * chunk
-    end = tl.minimum(start + chunk, context)
-    at_kv_head = kv_head.to(tl.int64) * (BLOCK_SIZE * HEAD_DIM)
     MASK: tl.constexpr = 2 if WINDOW else 1
     position = tl.zeros([ROWS], dtype=tl.int32) + context - 1
     # The mask in all tiles, in one loop: a last tile on its own would wait with nothing else in flight.
     accumulated, total, peak = _attend(
         accumulated, total, peak, own_q, position, keys + at_kv_head, values + at_kv_head,
-        block_tables + token * table_stride, start, end, end, block_stride, scale,
+        table, start, end, end, block_stride, scale,
         MASK, WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_SIZE, KEYS, WIDE,
     )  # fmt: skip
-    result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
-    if (used <= 1) & (prefix == 0):
-        _store_rows(output + at_row, column, result, is_row, HEAD_DIM)
-    elif split < used:
-        at_slot = at_head * num_slots + split
-        _store_rows(
-            partials + at_slot[:, None] * HEAD_DIM + column[None, :], column, result, is_row, HEAD_DIM
-        )
-        tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
+    is_whole = (used <= 1) & (prefix == 0)
+    _store_split(
+        output, partials, log_sums, accumulated, total, peak, at_head, column, is_row, is_whole, split, used,
+        num_slots, HEAD_DIM,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_groups", "table_stride", "num_splits", "num_slots", "first_slot"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -161,8 +161,7 @@ def attention(
         raise ValueError(f"attention reads blocks of {BLOCK_SIZES} tokens, not of {kv[0].shape[2]}")
     if kv[0].numel() > MAX_CACHE_ELEMENTS or spec.head_dim % 8:
         raise ValueError(f"attention reads caches of up to {MAX_CACHE_ELEMENTS} elements in rows of whole 8s")
-    launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv)
-    launch.options = options
+    launch = _Launch(q, torch.empty(q.shape, dtype=q.dtype, device=q.device), spec, batch, kv, options)
     if batch.num_decodes:
         launch.decode(workspace or Workspace())
     if q.shape[0] > batch.num_decodes:
@@ -179,7 +178,7 @@ class _Launch:
     spec: AttentionSpec
     batch: AttentionBatch
     kv: KvPair
-    options: AttentionOptions = field(default_factory=AttentionOptions)
+    options: AttentionOptions
 
     def _shape(self) -> dict[str, object]:
         """What all passes over keys are compiled for."""
@@ -244,15 +243,19 @@ class _Launch:
     def decode(self, workspace: Workspace) -> None:
         """The leading rows with one query each."""
         plan = decode_plan(self.q, self.spec, self.batch, self.options)
-        size = plan.workspace_size(self.spec)
-        num_values = size // (self.spec.head_dim + 1) * self.spec.head_dim
-        memory = workspace.reserve(size, self.q.device)
-        parts = (memory[:num_values], memory[num_values:size])
+        parts = self._parts(plan, workspace)
         if plan.prefix_splits is not None:
             self._read_prefixes(plan, plan.prefix_splits, parts)
         self._read_rows(plan, parts)
         if plan.num_slots > 1:
             self._merge(plan, parts)
+
+    def _parts(self, plan: DecodePlan, workspace: Workspace) -> KvPair:
+        """Memory for what splits leave: values and log-sums."""
+        size = plan.workspace_size(self.spec)
+        num_values = size // (self.spec.head_dim + 1) * self.spec.head_dim
+        memory = workspace.reserve(size, self.q.device)
+        return memory[:num_values], memory[num_values:size]
 
     def _read_prefixes(self, plan: DecodePlan, splits: Splits, parts: KvPair) -> None:
         groups, batch, spec, tile = self.batch.prefix_groups, self.batch, self.spec, plan.prefix_tile

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
+from footplate.engine.kernels.streamed_linear.kernel import load_sums
+from footplate.engine.kernels.streamed_linear.parts import MOST_CHUNKS, Parts, readable
 
 HALF_ELEMENTS = 1024  # of a program's heads: one 16-byte load a lane and half, for a 16-bit type
 NUM_WARPS = 4
@@ -18,7 +20,7 @@ def _head_weight(q_weight, k_weight, is_q, column, is_column):
     return tl.where(is_q, of_q, of_k)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rope_and_cache_kernel(
     qkv,
     q_weight,
@@ -29,16 +31,26 @@ def _rope_and_cache_kernel(
     q_output,
     k_cache,
     v_cache,
+    squares,
+    num_tokens,
     qkv_stride,
     block_stride,
     eps,
+    row_size,
+    row_eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NUM_SQUARES: tl.constexpr,
+    MOST_SQUARES: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    MOST: tl.constexpr,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    SHARE: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -48,16 +60,25 @@ def _rope_and_cache_kernel(
     is_q = head < NUM_HEADS
     is_v = head >= NUM_HEADS + NUM_KV_HEADS
     inside = is_column & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
-    at = qkv + token * qkv_stride + head * HEAD_DIM + half[None, :]
-    if USE_PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    first = tl.load(at, mask=inside, other=0.0)
-    second = tl.load(at + HEAD_DIM // 2, mask=inside, other=0.0)
+    column = head * HEAD_DIM + half[None, :]
+    TYPE: tl.constexpr = q_output.dtype.element_ty
+    # These come from no kernel of this layer.
     turn = cos_sin + tl.load(positions + token).to(tl.int64) * HEAD_DIM + half[None, :]
     cosine = tl.load(turn, mask=is_column, other=0.0)
     sine = tl.load(turn + HEAD_DIM // 2, mask=is_column, other=0.0)
     slot = tl.load(slots + token).to(tl.int64)
+    if USE_PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    wide_first = load_sums(qkv, token, column, inside, qkv_stride, num_tokens, MOST, TILE, STEPS, SHARE)
+    column += HEAD_DIM // 2
+    wide_second = load_sums(qkv, token, column, inside, qkv_stride, num_tokens, MOST, TILE, STEPS, SHARE)
+    if NUM_SQUARES > 0:
+        chunk = tl.arange(0, MOST_SQUARES)
+        own = tl.load(squares + token * NUM_SQUARES + chunk, mask=chunk < NUM_SQUARES, other=0.0)
+        row_inverse = tl.rsqrt(tl.sum(own, axis=0) / row_size + row_eps)
+        wide_first, wide_second = wide_first * row_inverse, wide_second * row_inverse
+    first, second = wide_first.to(TYPE), wide_second.to(TYPE)
     normed_first, normed_second = first, second
     if HAS_NORM:
         low = _head_weight(q_weight, k_weight, is_q, half[None, :], is_column)
@@ -86,7 +107,7 @@ def _rope_and_cache_kernel(
 
 
 def rope_and_cache(
-    qkv: torch.Tensor,
+    qkv: torch.Tensor | Parts,
     spec: AttentionSpec,
     batch: AttentionBatch,
     cos_sin: torch.Tensor,
@@ -101,7 +122,9 @@ def rope_and_cache(
     """
     k_cache, v_cache = kv
     block_size = k_cache.shape[2]
-    if qkv.stride(1) != 1 or not cos_sin.is_contiguous():
+    first, stride, constants = readable(qkv, applies_norm=True)
+    norm = qkv.norm if isinstance(qkv, Parts) else None
+    if first.stride(-1) != 1 or not cos_sin.is_contiguous():
         raise ValueError("rope_and_cache needs rows and angles whose elements lie side by side")
     if k_cache.stride() != v_cache.stride() or not k_cache[0].is_contiguous():
         raise ValueError("rope_and_cache needs caches of one layout with contiguous blocks")
@@ -112,7 +135,7 @@ def rope_and_cache(
     heads = max(1, min(HALF_ELEMENTS // half, triton.next_power_of_2(num_heads)))
     if num_tokens:
         _rope_and_cache_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
-            qkv,
+            first,
             q_weight,
             k_weight,
             batch.positions,
@@ -121,18 +144,25 @@ def rope_and_cache(
             q,
             k_cache,
             v_cache,
-            qkv.stride(0),
+            None if norm is None else norm.squares,
+            num_tokens,
+            stride,
             k_cache.stride(0),
             eps,
+            1 if norm is None else norm.size,
+            0.0 if norm is None else norm.eps,
             NUM_HEADS=spec.num_heads,
             NUM_KV_HEADS=spec.num_kv_heads,
             HEAD_DIM=spec.head_dim,
             BLOCK_SIZE=block_size,
             HAS_NORM=qk_norm is not None,
+            NUM_SQUARES=0 if norm is None else norm.squares.shape[1],
+            MOST_SQUARES=MOST_CHUNKS,
             HEADS=heads,
             HALF=half,
             USE_PDL=use_pdl,
             num_warps=NUM_WARPS,
+            **constants,
             **({"launch_pdl": True} if use_pdl else {}),
         )
     return q

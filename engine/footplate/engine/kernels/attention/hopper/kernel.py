@@ -210,7 +210,8 @@ def prefill_kernel(
     own_q.store(gl.load(q + at_row, mask=is_row, other=0.0))
     fence_async_shared()
     first_position = gl.load(context_lens + sequence) - num_queries + first_query
-    last = first_position + gl.minimum(QUERIES, num_queries - first_query) - 1
+    # A row that only fills a graph's batch has no context; it reads one key, which its mask hides.
+    last = gl.maximum(first_position + gl.minimum(QUERIES, num_queries - first_query) - 1, 0)
     position = first_position + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORES)) // GROUP
     table = block_tables + sequence.to(gl.int64) * table_stride
     head_begin = kv_head.to(gl.int64) * (BLOCK_SIZE * HEAD_DIM)
@@ -219,6 +220,7 @@ def prefill_kernel(
         scale, HEAD_DIM, BLOCK_SIZE, WINDOW, SOFT_CAP, KEYS, COPY, SCORES, VALUES,
     )  # fmt: skip
     total = gl.convert_layout(total, gl.SliceLayout(1, VALUES))
-    # A row that only pads the tile saw every key or none.
-    result = accumulated / gl.expand_dims(gl.where(total > 0, total, 1.0), 1)
+    # A row that only pads the tile saw every key or none; what it read may have been NaN.
+    is_seen = gl.expand_dims(total > 0, 1)
+    result = gl.where(is_seen, accumulated / gl.expand_dims(gl.where(total > 0, total, 1.0), 1), 0.0)
     gl.store(output + at_row, gl.convert_layout(result.to(TYPE), COPY), mask=is_row)

@@ -1,0 +1,1 @@
+"""Everything between two attentions of a decode step as one kernel."""

@@ -1,0 +1,1 @@
+"""Blocks written for Hopper's bulk copies and asynchronous tensor cores."""

@@ -1,0 +1,1 @@
+"""Products of few rows whose weights flow past all multiprocessors in equal shares."""

@@ -1,0 +1,1 @@
+"""Streamed products written for Hopper's bulk copies and asynchronous tensor cores."""
