@@ -1,4 +1,4 @@
-"""What tenant A's endless long prompts do to tenant B's answers: the load `noisy_neighbour` on the real model.
+"""What tenant A's endless long prompts do to tenant B's answers: `noisy_neighbour` on the real model, on CPU.
 
     python engine/benchmarks/bench_noisy_neighbour.py [--rounds 3] [--users 4]
 

@@ -21,7 +21,8 @@ from tests.tenancy.limiter.valkey_server import ValkeyServer, running_valkey, wa
 
 NUM_CLIENTS = 64
 LEASE_S = 1.0
-TPM, RUNNING = LimitKind.TOKENS_PER_MINUTE, LimitKind.MAX_CONCURRENT_REQUESTS
+TPM, DAY = LimitKind.TOKENS_PER_MINUTE, LimitKind.TOKENS_PER_DAY
+RUNNING = LimitKind.MAX_CONCURRENT_REQUESTS
 
 
 @pytest.fixture
@@ -119,7 +120,8 @@ def test_64_clients_of_3_gateways_run_no_more_at_a_time_than_they_may(valkey: Va
     assert 1 < max(at_once) <= 5
 
 
-QUOTA = {"max_concurrent_requests": 1, "tokens_per_minute": 10_000}
+# Of a day: a minute passes within fifty kills, and what the first ones used would leave.
+QUOTA = {"max_concurrent_requests": 1, "tokens_per_day": 10**6}
 LEASE = {"lease_s": LEASE_S}
 
 
@@ -131,10 +133,10 @@ def read_some(lines: Iterator[str], count: int) -> None:
 def kill_midstream(valkey: ValkeyServer, gateways: list[GatewayProcess]) -> None:
     """Kill the first gateway while it streams; the second lets the next call in once the lease has ended."""
     victim, other = gateways
-    before = used(valkey, TPM)
+    before = used(valkey, DAY)
     with pytest.raises(httpx.TransportError), victim.stream(1_000) as lines:
         read_some(lines, 20)
-        assert used(valkey, TPM) - before == NUM_PROMPT + 1_000
+        assert used(valkey, DAY) - before == NUM_PROMPT + 1_000
         victim.kill()
         killed_at = time.monotonic()
         assert other.ask().status_code == 429, "the reservation is held until the lease ends"
@@ -143,7 +145,7 @@ def kill_midstream(valkey: ValkeyServer, gateways: list[GatewayProcess]) -> None
     assert time.monotonic() - killed_at > LEASE_S / 2
     wait_until(lambda: used(valkey, RUNNING) == 0)
     # What the beats told stays used, beside the next call's own 14.
-    kept = used(valkey, TPM) - before - (NUM_PROMPT + 4)
+    kept = used(valkey, DAY) - before - (NUM_PROMPT + 4)
     assert 0 <= kept < NUM_PROMPT + 500
 
 
@@ -164,21 +166,21 @@ def test_a_gateway_stopped_past_its_lease_neither_settles_nor_takes_again(valkey
             read_some(lines, 5)
             sleeper.send(signal.SIGSTOP)
             wait_until(lambda: used(valkey, RUNNING) == 0, timeout_s=LEASE_S + 3)
-            kept = used(valkey, TPM)
+            kept = used(valkey, DAY)
             assert kept < NUM_PROMPT + 150
             with other.stream(400) as others:
                 read_some(others, 2)
-                held = used(valkey, TPM)
+                held = used(valkey, DAY)
                 assert held == kept + NUM_PROMPT + 400
                 sleeper.send(signal.SIGCONT)
                 # Its stream goes on to its end, and neither its beats nor that end change what is counted.
                 assert list(lines)[-1] == "data: [DONE]"
                 wait_until(lambda: sleeper.metric("footplate_reservations_open") == 0)
-                assert (used(valkey, RUNNING), used(valkey, TPM)) == (1, held)
+                assert (used(valkey, RUNNING), used(valkey, DAY)) == (1, held)
                 assert sleeper.ask().status_code == 429, "it did not end the other's reservation"
         # A client that leaves gives back what it did not get.
         wait_until(lambda: used(valkey, RUNNING) == 0)
-        assert used(valkey, TPM) < held
+        assert used(valkey, DAY) < held
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_what_runs_is_counted_again_after_a_flush(valkey: ValkeyServer) -> None:
             valkey.ask("FLUSHALL")
             assert used(valkey, RUNNING) == 0
             wait_until(lambda: used(valkey, RUNNING) == 1)
-            assert used(valkey, TPM) == NUM_PROMPT + 800
+            assert used(valkey, DAY) == NUM_PROMPT + 800
             assert other.ask().status_code == 429
         wait_until(lambda: used(valkey, RUNNING) == 0)
 

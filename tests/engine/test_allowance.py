@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from footplate.engine import allowance as allowance_module
 from footplate.engine import scheduler as scheduler_module
 from footplate.engine.allowance import BURST_STEPS, EARNED_BY_TOKEN, STEPS_BETWEEN, PromptAllowance
 from tests.engine.engine_builders import Driver, make_request
@@ -57,17 +58,20 @@ def test_without_a_bound_nobody_is_held_up() -> None:
     assert allowance.share("a", 10**6, others_want=True) == math.inf
 
 
-def test_a_long_prompt_is_felt_in_one_of_many_steps_of_others_answers() -> None:
+def test_a_long_prompt_is_felt_in_one_of_many_steps_of_others_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(allowance_module, "STEPS_BETWEEN", 40)
     rig = driver()
     for number in range(3):
-        rig.add(make_request(f"chat {number}", 4, tenant="chatty", max_tokens=1_000))
+        rig.add(make_request(f"chat {number}", 4, tenant="chatty", max_tokens=200))
     rig.step()
     rig.add(make_request("monster", MONSTER, tenant="noisy", max_tokens=1))
     before = len(rig.outputs)
-    for _ in range(3 * STEPS_BETWEEN + 1):
+    for _ in range(3 * 40 + 1):
         rig.step()
     felt = [(number, taken) for number, taken in enumerate(chunks(rig, before)) if taken]
-    assert felt == [(number * STEPS_BETWEEN, STEP_WORK / 2) for number in range(4)]
+    assert felt == [(number * 40, STEP_WORK / 2) for number in range(4)]
 
 
 def test_it_has_whole_steps_as_soon_as_nobody_else_decodes() -> None:
