@@ -442,3 +442,24 @@ def test_look_ups_go_on_after_the_server_has_dropped_all_connections(postgres: P
             assert reader.find_key("0" * 12) is None
         finally:
             reader.close()
+
+
+def test_gateways_that_note_uses_of_the_same_keys_at_once_never_deadlock(postgres: PostgresServer) -> None:
+    with connected(postgres.new_database(is_migrated=True)) as engine:
+        store = PostgresKeyStore(engine)
+        tenant = store.create_tenant("team")
+        keys = [make_key(PEPPER) for _ in range(60)]
+        for key in keys:
+            store.add_key(key, tenant.id, Role.MEMBER)
+        ids = [key.public_id for key in keys]
+
+        def note(number: int) -> None:
+            # Each in an order of its own.
+            at = NOW + timedelta(seconds=number)
+            store.note_uses(dict.fromkeys(ids if number % 2 else reversed(ids), at))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(note, range(24)))
+        with engine.connect() as connection:
+            last = "select distinct last_used_at from tenancy.api_keys"
+            assert connection.exec_driver_sql(last).scalars().all() == [NOW + timedelta(seconds=23)]
