@@ -35,7 +35,7 @@ class Ceilings:
 def measure_ceilings(device: torch.device, num_bytes: int) -> Ceilings:
     """Read and copy about `num_bytes` again and again; multiply large matrices in each type."""
     largest = MAX_READ_BYTES[device.type]
-    size = min(max(num_bytes, MIN_READ_BYTES), largest) // (4 * MIB) * 4 * MIB
+    size = min(max(num_bytes, MIN_READ_BYTES), largest) // MIB * MIB
     memory = torch.ones(size // 4, dtype=torch.float32, device=device)
     read = max(count / _best_s(call, device) for call, count in _readers(memory))
     target = torch.empty_like(memory)
@@ -68,7 +68,8 @@ def _fastest_product(device: torch.device) -> tuple[float, str]:
 
 
 def _flops_s(dtype: torch.dtype, size: int, device: torch.device) -> float:
-    left, right = (torch.ones((size, size), dtype=dtype, device=device) for _ in range(2))
+    # Random values: a GPU that multiplies equal ones draws less power, and clocks higher than it ever can.
+    left, right = (torch.randn((size, size), device=device).mul_(9).to(dtype) for _ in range(2))
     multiply = torch._int_mm if dtype is torch.int8 else torch.mm
     return 2 * size**3 / _best_s(lambda: multiply(left, right.T), device, limit_s=1.0)
 

@@ -112,12 +112,12 @@ class EngineBench:
             EngineError: the engine refuses the load.
         """
         if row.needs_warmth:
-            self._run(row.load)
-        costs = self._costs(row)
+            self.run(row.load)
+        costs = self.costs(row)
         values, walls, whole = [], [], []
         for _ in range(rounds):
-            run = self._run(row.load)
-            less_s = self._run(row.less).wall_s if row.less is not None else 0.0
+            run = self.run(row.load)
+            less_s = self.run(row.less).wall_s if row.less is not None else 0.0
             walls.append(run.wall_s - less_s)
             values.append(row.value(walls[-1], run.out_tokens))
             whole.append(run)
@@ -131,8 +131,9 @@ class EngineBench:
     def close(self) -> None:
         self._core.shutdown()
 
-    def _run(self, load: dict[str, Any]) -> Run:
-        prompts, lengths = build(load, next(self._seeds))
+    def run(self, load: dict[str, Any], seed: int | None = None) -> Run:
+        """Run a load of `loads.build` to its end; without a seed its prompts are new ones."""
+        prompts, lengths = build(load, next(self._seeds) if seed is None else seed)
         gc.collect()
         gc.freeze()
         inner = self._runner.inner
@@ -150,18 +151,19 @@ class EngineBench:
         waited = inner.waited_s - waited if waited is not None else None
         return Run(wall, count, self._core.stats().steps - steps, waited)
 
-    def _costs(self, row: Row) -> list[tuple[StepCost, int]]:
+    def costs(self, row: Row) -> list[tuple[StepCost, int]]:
         """What each step of the row costs, with the sign it enters the figure with."""
-        made = [(cost, 1) for cost in self._count(row.load)]
+        made = [(cost, 1) for cost in self.count(row.load)]
         if row.less is not None:
-            made += [(cost, -1) for cost in self._count(row.less)]
+            made += [(cost, -1) for cost in self.count(row.less)]
         return made
 
-    def _count(self, load: dict[str, Any]) -> Iterator[StepCost]:
+    def count(self, load: dict[str, Any]) -> Iterator[StepCost]:
+        """Run a load, and tell what each of its steps must move and compute."""
         kept: list[SchedulerOutput] = []
         self._runner.steps = kept
         try:
-            self._run(load)
+            self.run(load)
         finally:
             self._runner.steps = None
         return map(StepCounter(self.shape, self._sizes).count, kept)
