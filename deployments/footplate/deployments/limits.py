@@ -32,11 +32,12 @@ class GatewayLimits:
         lease_s = settings.lease_s
         self._client = connect(redis_url, timeout_s=STORE_TIMEOUT_S)
         tenants = ValkeyActiveTenants(self._client, lease_s=lease_s)
-        shared = ValkeyLimiter(self._client, ValkeyLimiterConfig(lease_s=lease_s), tenants=tenants)
+        config = ValkeyLimiterConfig(lease_s=lease_s, timeout_s=STORE_TIMEOUT_S)
+        shared = ValkeyLimiter(self._client, config, tenants=tenants)
         # Every kind that is counted so far is a rate: a budget is counted from a ledger.
         mode = DegradedMode(settings.degraded_mode.rate)
-        config = DegradedConfig(dict.fromkeys(LimitKind, mode), local_share=1 / num_gateways)
-        self.limiter = DegradingLimiter(shared, LocalLimiter(lease_s=lease_s), Breaker(), config)
+        degraded = DegradedConfig(dict.fromkeys(LimitKind, mode), local_share=1 / num_gateways)
+        self.limiter = DegradingLimiter(shared, LocalLimiter(lease_s=lease_s), Breaker(), degraded)
         settlement = Settlement(self.limiter, lease_s)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("limits_degraded", "1 while the shared limits can't be asked", lambda: self.limiter.is_degraded),

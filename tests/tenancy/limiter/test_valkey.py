@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -124,17 +123,14 @@ def test_all_scopes_of_a_decision_work_on_a_cluster() -> None:
 
 
 class LosesAnswers:
-    """A client whose next answer is lost after the server has done the work."""
+    """Calls whose next answer is lost after the server has done the work."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
         self.is_losing = False
 
-    def execute_command(self, *arguments: Any) -> Coroutine[Any, Any, Any]:
-        return self._answer(self._client.execute_command, *arguments)
-
-    async def _answer(self, method: Any, *arguments: Any) -> Any:
-        reply = await method(*arguments)
+    async def call(self, *arguments: Any) -> Any:
+        reply = await self._calls.call(*arguments)
         if self.is_losing:
             self.is_losing = False
             raise LostConnection("lost")
@@ -147,8 +143,8 @@ def test_a_lost_answer_counts_neither_the_reservation_nor_the_usage_twice(valkey
 
     async def run() -> None:
         client = connect(valkey.url)
-        lossy = LosesAnswers(client)
-        limiter = ValkeyLimiter(lossy)
+        limiter = ValkeyLimiter(client)
+        lossy = limiter._calls = LosesAnswers(limiter._calls)  # type: ignore[assignment]
         await limiter.peek("lossy", [limit])
         lossy.is_losing = True
         with pytest.raises(LimiterUnavailable):
@@ -167,16 +163,53 @@ def test_a_lost_answer_counts_neither_the_reservation_nor_the_usage_twice(valkey
 
 
 class NeverAnswers:
-    """A client that waits for good: for a connection, say, or for a name to be resolved."""
+    """A pool that waits for good: for a connection, say, or for a name to be resolved."""
 
-    async def execute_command(self, *_: Any) -> Any:
+    def __init__(self) -> None:
+        self.connection_pool = self
+
+    async def get_connection(self) -> Any:
         await asyncio.Event().wait()
 
 
 def test_a_call_ends_in_time_whatever_it_waits_for() -> None:
-    limiter = ValkeyLimiter(NeverAnswers(), ValkeyLimiterConfig(timeout_s=0.01))
-    with pytest.raises(LimiterUnavailable, match="TimeoutError"):
-        asyncio.run(asyncio.wait_for(limiter.sweep("slow"), 5))
+    async def run() -> None:
+        limiter = ValkeyLimiter(NeverAnswers(), ValkeyLimiterConfig(timeout_s=0.01))
+        for _ in range(2):
+            calls = [asyncio.wait_for(limiter.sweep("slow"), 5) for _ in range(10)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {LimiterUnavailable}
+
+    asyncio.run(run())
+
+
+def test_a_server_that_was_started_anew_is_asked_again_at_once(valkey: ValkeyServer) -> None:
+    """Its clients' lines were cut; nobody should take that for an outage."""
+    with valkey_pair(valkey.url) as pair:
+        limit = tokens_per_minute(pair.tenant_id, 100)
+        pair.reserve("a", [limit], 10)
+        valkey.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        pair.settle("a", 5)
+
+
+def test_a_stopped_server_answers_those_who_wait_together_in_time_too() -> None:
+    limit = tokens_per_minute("stopped", 10**6)
+
+    async def run(server: ValkeyServer) -> None:
+        client = connect(server.url)
+        limiter = ValkeyLimiter(client, ValkeyLimiterConfig(timeout_s=0.2))
+        await limiter.peek("stopped", [limit])
+        server.pause()
+        calls = [limiter.reserve("stopped", f"call {n}", [limit], Amounts(1)) for n in range(20)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {LimiterUnavailable}
+        server.go_on()
+        await limiter.release("stopped", "call 0")
+        await limiter.peek("stopped", [limit])
+        await client.aclose()
+
+    with running_valkey() as server:
+        asyncio.run(run(server))
 
 
 def test_one_unit_left_goes_to_one_of_many(valkey: ValkeyServer) -> None:

@@ -7,108 +7,144 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
-# A call for one connection costs the client library 100 µs and more; in a batch a quarter of that.
-MAX_IN_FLIGHT = 2
+# Lines are the client's own connections, kept: fetching one for each command costs more than the command.
+MAX_LINES = 2
 MAX_BATCH = 64
 
-_Call = tuple[str, bytes, "asyncio.Future[bytes]"]
+_Waiting = tuple[bytes, "asyncio.Future[Any]"]
 
 
 class FunctionCalls:
     """Calls `name` with one key and one argument. Belongs to one event loop; the client's owner closes it.
 
-    While fewer than `MAX_IN_FLIGHT` are on their way a call goes at once and alone. Those that come meanwhile
-    wait for the first answer, and then go in one batch: each is still one round trip.
+    Calls may be sent twice, so they must be harmless when repeated. While a line is free a call goes at once
+    and alone. Those that come meanwhile wait for the first answer, and then go in one batch: each is still
+    one round trip.
     """
 
-    def __init__(self, client: Any, name: str, library: str) -> None:
+    def __init__(self, client: Any, name: str, library: str, timeout_s: float) -> None:
+        """`timeout_s`: of a batch. A call alone has no bound of its own: its caller sets one."""
         self._client = client
         self._name = name
         self._library = library
-        self._num_in_flight = 0
-        self._waiting: list[_Call] = []
+        self._timeout_s = timeout_s
+        encoded = name.encode()
+        self._head = b"*5\r\n$5\r\nFCALL\r\n$%d\r\n%b\r\n$1\r\n1\r\n" % (len(encoded), encoded)
+        self._lines: list[Any] = []
+        self._num_lines = 0
+        self._waiting: list[_Waiting] = []
         self._senders: set[asyncio.Task[None]] = set()
 
     async def call(self, key: str, argument: bytes) -> bytes:
-        """The function's answer. Waits without bound: the caller sets the time.
+        """The function's answer.
 
         Raises:
-            RedisError, OSError: as the client says; the call may have been carried out.
+            RedisError, OSError, TimeoutError: as the client says; the call may have been carried out.
         """
         if isinstance(self._client, RedisCluster):
             return await self._call_on_cluster(self._client, key, argument)
-        if self._num_in_flight < MAX_IN_FLIGHT and not self._waiting:
-            self._num_in_flight += 1
-            try:
-                return await self._call_alone(key, argument)
-            finally:
-                self._end_flight()
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((key, argument, answer))
-        return await answer
+        encoded = key.encode()
+        command = self._head + b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            len(encoded),
+            encoded,
+            len(argument),
+            argument,
+        )
+        if self._waiting or not (self._lines or self._num_lines < MAX_LINES):
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._waiting.append((command, answer))
+            found = await answer
+        else:
+            [found] = await self._ask_and_pass_on([command])
+        if isinstance(found, BaseException):
+            raise found
+        assert isinstance(found, bytes)
+        return found
 
-    def _end_flight(self) -> None:
-        self._num_in_flight -= 1
+    async def _ask_and_pass_on(self, commands: Sequence[bytes]) -> list[Any]:
+        """Ask on a line, which there must be, and let those go that have waited for it."""
+        line = self._lines.pop() if self._lines else None
+        self._num_lines += line is None
+        try:
+            if line is None:
+                line = await self._client.connection_pool.get_connection()
+            return await self._ask(line, commands)
+        finally:
+            if line is None:
+                self._num_lines -= 1
+            else:
+                self._lines.append(line)
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
         # Those whose callers have given up are not sent any more.
-        self._waiting = [call for call in self._waiting if not call[2].done()]
-        if self._waiting:
-            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-            self._num_in_flight += 1
+        waiting = [entry for entry in self._waiting if not entry[1].done()]
+        batch, self._waiting = waiting[:MAX_BATCH], waiting[MAX_BATCH:]
+        if batch:
             sender = asyncio.create_task(self._send(batch))
             self._senders.add(sender)
             sender.add_done_callback(self._senders.discard)
 
-    async def _send(self, batch: Sequence[_Call]) -> None:
+    async def _send(self, batch: Sequence[_Waiting]) -> None:
+        results: Sequence[Any]
         try:
-            results = await self._results(batch)
-            for (_, _, answer), result in zip(batch, results, strict=True):
-                if answer.done():
-                    continue
-                if isinstance(result, BaseException):
-                    answer.set_exception(result)
-                else:
-                    answer.set_result(result)
+            async with asyncio.timeout(self._timeout_s):
+                results = await self._ask_and_pass_on([command for command, _ in batch])
         except Exception as error:
-            for _, _, answer in batch:
-                if not answer.done():
-                    answer.set_exception(error)
-        finally:
-            self._end_flight()
+            results = [error] * len(batch)
+        for (_, answer), result in zip(batch, results, strict=True):
+            if not answer.done():
+                answer.set_result(result)
 
-    async def _results(self, batch: Sequence[_Call]) -> list[Any]:
-        results = await self._pipe(batch)
+    async def _ask(self, line: Any, commands: Sequence[bytes]) -> list[Any]:
+        """Every command's answer or error, those anew that found the function missing."""
+        results = await self._exchange_twice(line, commands)
         missing = [index for index, result in enumerate(results) if _is_missing(result)]
         if missing:
             await self._load()
-            again = await self._pipe([batch[index] for index in missing])
+            again = await self._exchange(line, [commands[index] for index in missing])
             for index, result in zip(missing, again, strict=True):
                 results[index] = result
         return results
 
-    async def _pipe(self, batch: Sequence[_Call]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
-        for key, argument, _ in batch:
-            pipeline.execute_command("FCALL", self._name, 1, key, argument)
-        results: list[Any] = await pipeline.execute(raise_on_error=False)
+    async def _exchange_twice(self, line: Any, commands: Sequence[bytes]) -> list[Any]:
+        was_connected = line.is_connected
+        try:
+            return await self._exchange(line, commands)
+        except (LostConnection, OSError):
+            # The server may have been started anew since this line was last used.
+            if not was_connected:
+                raise
+        return await self._exchange(line, commands)
+
+    @staticmethod
+    async def _exchange(line: Any, commands: Sequence[bytes]) -> list[Any]:
+        await line.send_packed_command(commands)
+        results: list[Any] = []
+        for _ in commands:
+            try:
+                results.append(await line.read_response())
+            except ResponseError as error:
+                results.append(error)
         return results
 
-    async def _call_alone(self, key: str, argument: bytes, **where: Any) -> bytes:
+    async def _call_on_cluster(self, client: RedisCluster, key: str, argument: bytes) -> bytes:
+        await client.initialize()
+        # Without the node, the client would first ask the server where this command's keys stand.
+        node = client.get_node_from_key(key)
+        command = ("FCALL", self._name, 1, key, argument)
         try:
-            answer = await self._client.execute_command("FCALL", self._name, 1, key, argument, **where)
+            answer = await client.execute_command(*command, target_nodes=node)
         except ResponseError as error:
             if not _is_missing(error):
                 raise
             await self._load()
-            answer = await self._client.execute_command("FCALL", self._name, 1, key, argument, **where)
+            answer = await client.execute_command(*command, target_nodes=node)
         assert isinstance(answer, bytes)
         return answer
-
-    async def _call_on_cluster(self, client: RedisCluster, key: str, argument: bytes) -> bytes:
-        # Without the node, the client would first ask the server where this command's keys stand.
-        await client.initialize()
-        return await self._call_alone(key, argument, target_nodes=client.get_node_from_key(key))
 
     async def _load(self) -> None:
         """A new server, or one that has lost its data; it keeps the function from here on."""

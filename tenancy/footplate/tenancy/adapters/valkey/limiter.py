@@ -68,12 +68,11 @@ class ValkeyLimiterConfig:
 
 
 def connect(url: str, *, timeout_s: float = 0.25, max_connections: int = 64) -> Redis:
-    """A client that waits for a bounded time and asks once: to ask again is the caller's choice."""
+    """A client that connects within a bounded time and asks once; its callers bound what an answer takes."""
     pool = BlockingConnectionPool.from_url(
         url,
         timeout=timeout_s,
         max_connections=max_connections,
-        socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 0),
     )
@@ -95,8 +94,8 @@ class ValkeyLimiter:
         tenants: ValkeyActiveTenants | None = None,
         clock_offset_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._calls = FunctionCalls(client, FUNCTION, LIBRARY)
         self._config = config or ValkeyLimiterConfig()
+        self._calls = FunctionCalls(client, FUNCTION, LIBRARY, self._config.timeout_s)
         self._lease_ms = round(self._config.lease_s * 1000)
         self._remembered_ms = round(self._config.remembered_s * 1000)
         self._tenants = tenants
