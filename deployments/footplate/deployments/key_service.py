@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from footplate.platform.administration import AdminDesk
@@ -20,6 +21,9 @@ from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey
 
 NOTE_USES_S = 30.0
+# How long the database may take: a server that hangs says nothing.
+NOTE_S = 10.0
+CHECK_S = 2.0
 MAX_THREADS = 7  # as many as the pool has connections, and one to poll
 _LOGGER = logging.getLogger(__name__)
 
@@ -107,10 +111,14 @@ class KeyService:
 
         async def check() -> Readiness:
             # `readyz` takes an exception for not ready.
-            await asyncio.to_thread(self._reader.find_key, "")
+            async with asyncio.timeout(CHECK_S):
+                await self._in_thread(lambda: self._reader.find_key(""))
             return Readiness(True, "serving")
 
         return check
+
+    async def _in_thread(self, work: Callable[[], object]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _keep_noting_uses(self) -> None:
         while True:
@@ -119,7 +127,9 @@ class KeyService:
 
     async def _note_uses(self) -> None:
         try:
-            await asyncio.to_thread(PostgresKeyStore(self._background).note_uses, self.keys.take_uses())
-        except StoreUnavailable:
+            async with asyncio.timeout(NOTE_S):
+                uses = self.keys.take_uses()
+                await self._in_thread(lambda: PostgresKeyStore(self._background).note_uses(uses))
+        except (StoreUnavailable, TimeoutError):
             # A key in use is noted again with its next request.
             _LOGGER.warning("the last uses of keys were not noted: the database gives no answer")

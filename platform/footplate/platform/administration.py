@@ -15,10 +15,13 @@ from footplate.tenancy.admin.administration import Administration, Changed, Idem
 from footplate.tenancy.admin.audit import Caller, Target
 from footplate.tenancy.admin.store import Reader, Writer
 from footplate.tenancy.changes import Change
+from footplate.tenancy.errors import StoreUnavailable
 from footplate.tenancy.quotas import UNLIMITED, Quota
 
 # Few: changes wait for each other anyway, and requests for models need the machine.
 MAX_THREADS = 4
+# Longer than the database lets any statement take, so that this only ends waits for one that hangs.
+MAX_WAIT_S = 8.0
 _Answer = TypeVar("_Answer")
 
 
@@ -87,4 +90,8 @@ class AdminDesk:
         return changed
 
     async def _run(self, work: Callable[[], _Answer]) -> _Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise StoreUnavailable("the database gave no answer in time") from None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from footplate.tenancy.api_keys import Role, StoredKey, is_right_secret, parse_key
+from footplate.tenancy.errors import StoreUnavailable
 from footplate.tenancy.quotas import UNLIMITED, Quota
 from footplate.tenancy.secrets import MasterKey
 from footplate.tenancy.store import KeyReader
@@ -49,11 +50,14 @@ class CacheConfig:
     follower every answer is asked for again after so long.
     `max_confirmed_s`: since the store gave it, whatever was confirmed: for changes made by hand in the
     database, which leave no record. Beyond half of it a key in use is asked for again while it goes on.
+    `look_up_s`: how long the store may take.
     """
 
     max_age_s: float = 2.0
     max_confirmed_s: float = 300.0
     max_entries: int = 20_000
+    # A server that hangs says nothing, and a driver waits for ever.
+    look_up_s: float = 3.0
 
 
 def _utc_now() -> datetime:
@@ -184,7 +188,11 @@ class CachingAuthenticator:
         # The age counts from before the question: the store may have answered just before a change.
         asked_at, num_forgotten = self._clock(), self._num_forgotten
         loop = asyncio.get_running_loop()
-        stored = await loop.run_in_executor(self._threads, self._store.find_key, public_id)
+        try:
+            async with asyncio.timeout(self._config.look_up_s):
+                stored = await loop.run_in_executor(self._threads, self._store.find_key, public_id)
+        except TimeoutError:
+            raise StoreUnavailable("the store of keys gave no answer in time") from None
         answer = _Answer(stored, None if stored is None else self._holder(stored), asked_at)
         if num_forgotten == self._num_forgotten:
             self._keep(public_id, answer)

@@ -21,6 +21,7 @@ from footplate.tenancy.errors import StoreUnavailable
 _LOGGER = logging.getLogger(__name__)
 POLL_S = 0.5
 RETRY_S = 0.5
+ANSWER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class ChangeFollower:
         self._is_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_lost = False
+        # The question that waits for its answer, and when it was asked.
+        self._asking: tuple[asyncio.Future[Changes], float] | None = None
 
     def start(self) -> None:
         """Begin to listen and to ask."""
@@ -130,9 +133,17 @@ class ChangeFollower:
 
     async def poll(self) -> None:
         """Ask the log once. Raises StoreUnavailable."""
-        asked_at = self._clock()
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, self._log.changes_after, self._last)
+        if self._asking is None:
+            loop = asyncio.get_running_loop()
+            asked = loop.run_in_executor(self._threads, self._log.changes_after, self._last)
+            self._asking = asked, self._clock()
+        # A log that hangs holds one thread, not one more each time.
+        asked, asked_at = self._asking
+        done, _ = await asyncio.wait([asked], timeout=ANSWER_S)
+        if not done:
+            raise StoreUnavailable("the log of changes gave no answer in time")
+        self._asking = None
+        found = asked.result()
         # A log that ends before what was read of it is another one: the database was restored, say.
         if found.changes is None or (self._last is not None and found.last < self._last):
             self._cache.forget_all()

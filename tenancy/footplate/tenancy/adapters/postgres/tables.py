@@ -79,6 +79,7 @@ audit_records = Table(
     Column("before", JSONB(none_as_null=True)),
     Column("after", JSONB(none_as_null=True)),
     Index("audit_records_of_tenant", "tenant_id", "seq"),
+    Index("audit_records_of_target", "target_id", "seq"),
 )
 
 # Answers to requests that came with an Idempotency-Key, without secrets, for a day.

@@ -53,7 +53,8 @@ def _create_audit_records() -> None:
         sa.Column("after", JSONB),
         schema=SCHEMA,
     )
-    op.create_index("audit_records_of_tenant", "audit_records", ["tenant_id", "seq"], schema=SCHEMA)
+    for column in ("tenant", "target"):
+        op.create_index(f"audit_records_of_{column}", "audit_records", [f"{column}_id", "seq"], schema=SCHEMA)
 
 
 def _create_idempotent_answers() -> None:
