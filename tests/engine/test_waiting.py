@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from footplate.engine.errors import EngineOverloaded
 from footplate.engine.sequence import Sequence, SequenceState
 from footplate.engine.types import SamplingParams
 from footplate.engine.waiting import DECODE_COST, PREFILL_COST, VirtualCounters, WaitingQueue
@@ -181,3 +182,28 @@ def test_one_class_of_many_tenants_admits_each_in_turn() -> None:
     driver.run()
     ends = [tenants[int(key[0][1:])] for key in driver.ended]
     assert ends == ["a", "b", "c"] * 4
+
+
+def test_no_tenant_can_fill_the_queue_for_all_others() -> None:
+    driver = Driver(policy="fair", max_waiting=16)
+    for number in range(8):
+        driver.add(make_request(f"flood {number}", 4, tenant="flood", max_tokens=1))
+    with pytest.raises(EngineOverloaded, match="limit is 16"):
+        driver.add(make_request("flood 8", 4, tenant="flood"))
+    for number in range(4):
+        driver.add(make_request(f"other {number}", 4, tenant="other", max_tokens=1))
+    with pytest.raises(EngineOverloaded):
+        driver.add(make_request("other 4", 4, tenant="other"))
+    driver.add(make_request("third", 4, tenant="third", max_tokens=1))
+    driver.run()
+    assert len(driver.ended) == 13
+    driver.add(make_request("flood 8", 4, tenant="flood", max_tokens=1))
+    driver.run()
+
+
+def test_what_left_the_queue_by_an_abort_makes_room() -> None:
+    driver = Driver(policy="fair", max_waiting=2)
+    driver.add(make_request("a", 4, tenant="a", max_tokens=1))
+    driver.scheduler.abort("a")
+    driver.add(make_request("b", 4, tenant="a", max_tokens=1))
+    driver.run()

@@ -115,7 +115,10 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is already running", "request_id")
         validate_request(request, self.vocab_size)
-        if self.num_waiting + request.params.n > self._config.max_waiting:
+        free = self._config.max_waiting - self.num_waiting
+        # Under `fair` a tenant may have as many waiting as it leaves places: the queue is never one tenant's.
+        own = self._waiting.num_of(request.tenant) if self._config.policy == "fair" else 0
+        if own + request.params.n > free:
             raise EngineOverloaded(
                 f"{self.num_waiting} choices wait; the limit is {self._config.max_waiting}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from footplate.engine.sequence import Sequence, SequenceState
@@ -69,10 +70,15 @@ class WaitingQueue:
         self.counters = VirtualCounters(fair=policy == "fair")
         self._policy = policy
         self._lanes: dict[str, list[tuple[int, int, Sequence]]] = {}
+        self._by_tenant: Counter[str] = Counter()
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
+
+    def num_of(self, tenant: str) -> int:
+        """How many of a tenant's wait."""
+        return self._by_tenant[tenant]
 
     def priority(self, sequence: Sequence) -> int:
         """The sequence's class; policy `fcfs` knows only one."""
@@ -87,11 +93,11 @@ class WaitingQueue:
         heapq.heappush(
             self._lanes.setdefault(lane, []), (self.priority(sequence), sequence.arrival, sequence)
         )
-        self._num_waiting += 1
+        self._count(sequence, 1)
 
     def discard(self, sequence: Sequence) -> None:
         """Count a waiting sequence out; its state must have changed. The heap drops it lazily."""
-        self._num_waiting -= 1
+        self._count(sequence, -1)
 
     def peek(self, held: Collection[str] = ()) -> Sequence | None:
         """The next sequence to admit, or None; under `fair`, none of the tenants that are `held`."""
@@ -113,11 +119,17 @@ class WaitingQueue:
         lane = sequence.request.tenant if self._policy == "fair" else ""
         _, _, popped = heapq.heappop(self._lanes[lane])
         assert popped is sequence, "pop takes what peek gave"
-        self._num_waiting -= 1
+        self._count(sequence, -1)
 
     def __iter__(self) -> Iterator[Sequence]:
         for heap in self._lanes.values():
             yield from (s for _, _, s in heap if s.state is SequenceState.WAITING)
+
+    def _count(self, sequence: Sequence, change: int) -> None:
+        self._num_waiting += change
+        self._by_tenant[sequence.request.tenant] += change
+        if not self._by_tenant[sequence.request.tenant]:
+            del self._by_tenant[sequence.request.tenant]
 
     def _head(self, lane: str) -> Sequence | None:
         heap = self._lanes[lane]
