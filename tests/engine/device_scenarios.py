@@ -24,14 +24,22 @@ OUTPUT = 10
 
 @dataclass(frozen=True)
 class Rig:
-    """Makes engines whose pool starts full of NaN."""
+    """Makes engines whose pool starts full of NaN.
+
+    In 16 bits an id may depend on the batch, so there only runs of the same steps are compared.
+    """
 
     build: Callable[..., EngineCore]
     vocab_size: int
     block_bytes: int  # of the KV pool
+    dtype: str = "float32"
+
+    @property
+    def is_exact(self) -> bool:
+        return self.dtype == "float32"
 
     def make(self, num_blocks: int = 64, **options: Any) -> EngineCore:
-        defaults = {"dtype": "float32", "max_num_seqs": 8, "prefix_caching": False}
+        defaults = {"dtype": self.dtype, "max_num_seqs": 8, "prefix_caching": False}
         memory = (num_blocks + 0.5) * self.block_bytes / GIB
         core = self.build(**defaults | {"kv_cache_gib": memory} | options)
         assert core.stats().kv_blocks_total == num_blocks
@@ -103,17 +111,21 @@ def _caches(core: EngineCore) -> list[torch.Tensor]:
 def check_slots_that_no_row_owns_never_matter(rig: Rig) -> None:
     """After every step all slots beyond the tokens of live rows become NaN, around the edges of blocks."""
     lengths = (1, 15, 16, 17, 31, 32, 33)
-    prompts = [rig.prompt(n, n) for n in lengths]
-    want = [rig.solo(p, max_tokens=20) for p in prompts]
+    requests = [EngineRequest(f"r{n}", rig.prompt(n, n), greedy(20)) for n in lengths]
+    clean = rig.make(async_scheduling=False)
+    for pair in runner(clean).caches:
+        for cache in pair:
+            cache.zero_()
+    want = {key[0]: answer.token_ids for key, answer in run(clean, *requests).items()}
     core = rig.make(async_scheduling=False)
-    for i, prompt in enumerate(prompts):
-        core.add(EngineRequest(f"r{i}", prompt, greedy(20)))
-    got: dict[str, list[int]] = {f"r{i}": [] for i in range(len(prompts))}
+    for request in requests:
+        core.add(request)
+    got: dict[str, list[int]] = {request.request_id: [] for request in requests}
     while core.has_work:
         for delta in core.step():
             got[delta.request_id] += delta.token_ids
         poison_free_slots(core)
-    assert list(got.values()) == want
+    assert got == want
 
 
 def poison_free_slots(core: EngineCore) -> None:
@@ -190,10 +202,10 @@ def check_random_aborts_leave_nothing_held(rig: Rig, num_requests: int, seed: in
         for delta in core.step():
             told[delta.request_id] += delta.token_ids
             kind = live[delta.request_id]
-            assert told[delta.request_id] == want[kind][: len(told[delta.request_id])]
+            got = told[delta.request_id]
+            assert len(got) <= len(want[kind]) and (not rig.is_exact or got == want[kind][: len(got)])
             if delta.finish_reason is not None:
-                if delta.finish_reason == "length":
-                    assert told[delta.request_id] == want[kind]
+                assert delta.finish_reason == "abort" or len(got) == len(want[kind])
                 del live[delta.request_id]
         core.scheduler.check()
     stats = core.stats()
@@ -209,9 +221,11 @@ def check_no_placeholder_reaches_the_model(rig: Rig, monkeypatch: Any) -> None:
 
     Prompts in chunks, decodes, preemptions and rows used again, one step ahead.
     """
-    prompts = [rig.prompt(i, n) for i, n in enumerate((3, 18, 33, 40, 7, 25, 16, 31))]
-    want = [rig.solo(prompt, max_tokens=20) for prompt in prompts]
-    core = rig.make(num_blocks=10, max_num_batched_tokens=24, max_num_seqs=4)
+    lengths = (3, 18, 33, 40, 7, 25, 16, 31)
+    requests = [EngineRequest(f"r{i}", rig.prompt(i, n), greedy(20)) for i, n in enumerate(lengths)]
+    options: dict[str, Any] = {"num_blocks": 10, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+    want = {key: answer.token_ids for key, answer in run(rig.make(**options), *requests).items()}
+    core = rig.make(**options)
     if hasattr(runner(core)._graphs, "release"):
         runner(core)._graphs.release()  # a replayed graph can't be looked into
     runner(core)._state.tokens.fill_(-1)
@@ -226,9 +240,7 @@ def check_no_placeholder_reaches_the_model(rig: Rig, monkeypatch: Any) -> None:
         return hidden
 
     monkeypatch.setattr(decoder, "hidden", watched)
-    requests = [EngineRequest(f"r{i}", p, greedy(20)) for i, p in enumerate(prompts)]
-    answers = run(core, *requests)
-    assert [answers[f"r{i}", 0].token_ids for i in range(len(prompts))] == want
+    assert {key: answer.token_ids for key, answer in run(core, *requests).items()} == want
     assert core.stats().preemptions > 0 and len(lowest) > 20
 
 
@@ -247,4 +259,4 @@ def check_arrivals_in_any_step_say_the_same(rig: Rig, *, ahead: bool) -> None:
         for delta in core.step():
             told[int(delta.request_id)] += delta.token_ids
         core.scheduler.check()
-    assert told == want
+    assert told == want if rig.is_exact else [len(t) for t in told] == [len(w) for w in want]

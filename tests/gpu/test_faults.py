@@ -39,7 +39,7 @@ SHAPE = {
     "vocab_size": 32000,
     "eos_token_id": 1,
 }
-BLOCK_BYTES = 2 * 3 * 2 * 64 * 4 * 16  # keys and values, layers, heads, elements, float32, tokens
+BLOCK_ELEMENTS = 2 * 3 * 2 * 64 * 16  # keys and values, layers, heads, head size, tokens
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,9 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def rig(config_file: Path) -> Iterator[Rig]:
+@pytest.fixture(params=["float32", "bfloat16"])
+def rig(config_file: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Small steps in 16 bits have kernels of their own on some GPUs."""
     cores: list[EngineCore] = []
 
     def build(**options: Any) -> EngineCore:
@@ -59,7 +60,8 @@ def rig(config_file: Path) -> Iterator[Rig]:
         cores.append(core)
         return core
 
-    yield Rig(build, 32000, BLOCK_BYTES)
+    itemsize = 4 if request.param == "float32" else 2
+    yield Rig(build, 32000, BLOCK_ELEMENTS * itemsize, request.param)
     for core in cores:
         while core.has_work:
             core.step()
