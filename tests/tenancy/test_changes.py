@@ -287,3 +287,36 @@ def test_a_log_with_more_changes_than_can_be_told_makes_a_gateway_forget_all(eng
         assert gateway.heard.is_set()
 
     run(work())
+
+
+def test_a_log_that_fails_in_an_unknown_way_is_asked_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        gateway = Gateway(engine, None, poll_s=0.01)
+        whole = gateway.log.changes_after
+        failures = iter([ValueError("no such thing")])
+
+        def sometimes(last: int | None) -> Any:
+            for failure in failures:
+                raise failure
+            return whole(last)
+
+        monkeypatch.setattr(gateway.log, "changes_after", sometimes)
+        gateway.follower.start()
+        await gateway.confirmed.wait()
+        await gateway.follower.close()
+
+    run(work())
+    assert "asking for changes failed" in caplog.text
+
+
+def test_changes_of_a_newer_version_are_passed_over(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into tenancy.audit_records (action, outcome, actor_key_id, actor_tenant_id, actor_role, "
+            "source, request_id, target_kind, target_id) "
+            "values ('x', 'done', 'k', 't', 'x', '', '', 'house', 'h')"
+        )
+    found = PostgresAdminStore(engine).changes_after(0)
+    assert (found.last, list(found.changes or ())) == (1, [])

@@ -19,7 +19,7 @@ from footplate.platform.admission import Admission, local_admission
 from footplate.platform.http import chat, completions, metrics, models, tokens
 from footplate.platform.http.admin.endpoints import admin_routes
 from footplate.platform.http.admin.exchange import answer as answer_admin
-from footplate.platform.http.admin.openapi import describe
+from footplate.platform.http.admin.openapi import describe, described_errors
 from footplate.platform.http.edge import Edge, EdgeLimits
 from footplate.platform.http.errors import api_error
 from footplate.platform.http.gateway import Gateway
@@ -127,7 +127,13 @@ def _add_admin(app: FastAPI, gateway: Gateway, desk: AdminDesk, checks: Mapping[
             summary=route.handler.__doc__,
             openapi_extra=describe(route),
         )
-    app.add_api_route("/v1/me", _bound(gateway, partial(show_me, desk)), methods=["GET"], name="show_me")
+    app.add_api_route(
+        "/v1/me",
+        _bound(gateway, partial(show_me, desk)),
+        methods=["GET"],
+        name="show_me",
+        openapi_extra={"responses": described_errors((401, 403, 500, 503))},
+    )
 
 
 def _add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], name: str) -> None:

@@ -136,6 +136,8 @@ class ChangeFollower:
         if self._asking is None:
             loop = asyncio.get_running_loop()
             asked = loop.run_in_executor(self._threads, self._log.changes_after, self._last)
+            # An answer that comes after the close is nobody's.
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._asking = asked, self._clock()
         # A log that hangs holds one thread, not one more each time.
         asked, asked_at = self._asking
@@ -164,9 +166,12 @@ class ChangeFollower:
             try:
                 await self.poll()
                 self._note_lost(False)
-            except StoreUnavailable:
-                # What is held runs out by itself; see `CachingAuthenticator`.
+            except Exception as error:
+                # What is held runs out by itself; see `CachingAuthenticator`. If we gave up asking, whatever
+                # it is, every request would ask instead.
                 self._note_lost(True)
+                if not isinstance(error, StoreUnavailable):
+                    _LOGGER.exception("asking for changes failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._is_due.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from footplate.platform.http.admin.exchange import AdminRoute
@@ -67,11 +68,13 @@ def _responses(route: AdminRoute) -> dict[str, Any]:
                 "next": {"type": ["string", "null"], "description": "The `after` of the next page."},
             },
         }
-    error = inlined_schema(ErrorAnswer)
-    declared: dict[str, Any] = {"200": {"description": "Done.", "content": _json(schema)}}
-    for status in _statuses(route):
-        declared[str(status)] = {"description": _ERRORS[status], "content": _json(error)}
-    return declared
+    return {"200": {"description": "Done.", "content": _json(schema)}, **described_errors(_statuses(route))}
+
+
+def described_errors(statuses: Iterable[int]) -> dict[str, Any]:
+    """The errors of an operation, all in the one shape."""
+    content = _json(inlined_schema(ErrorAnswer))
+    return {str(status): {"description": _ERRORS[status], "content": content} for status in statuses}
 
 
 def _statuses(route: AdminRoute) -> list[int]:
