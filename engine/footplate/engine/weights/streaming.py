@@ -207,7 +207,7 @@ def _slices(placements: Iterable[Placement]) -> Iterator[_Slice]:
 
 def _unpin() -> None:
     """Hand the buffers back; torch would keep them pinned for ever."""
-    release = getattr(torch._C, "_host_emptyCache", None)
+    release = getattr(torch.accelerator, "empty_host_cache", None)  # not in our oldest torch
     if release is not None:
         release()
 
