@@ -1,0 +1,134 @@
+"""Who ends the leases of tenants that call no more: one gateway for all, over every tenant that had any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from footplate.tenancy.adapters.valkey.active_tenants import NOTED_S, ValkeyActiveTenants
+from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
+from footplate.tenancy.errors import LimiterUnavailable
+from footplate.tenancy.limiter.decisions import Amounts
+from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope
+from footplate.tenancy.limiter.reaper import Reaper
+from footplate.tenancy.limiter.reservations import ReservationState
+from tests.tenancy.limiter.valkey_server import ValkeyServer, running_valkey
+
+LEASE_S = 30.0
+
+
+class World:
+    """One gateway's limiter, list of tenants and reaper, with a clock that moves when told to."""
+
+    def __init__(self, server: ValkeyServer) -> None:
+        self.server = server
+        self.now_s = 1_000_000.0
+        self.offset_ms = 0
+        self.client = connect(server.url, timeout_s=5)
+
+    def gateway(self) -> tuple[ValkeyLimiter, Reaper, ValkeyActiveTenants]:
+        tenants = ValkeyActiveTenants(
+            self.client, lease_s=LEASE_S, clock=lambda: self.now_s, now=lambda: self.now_s
+        )
+        config = ValkeyLimiterConfig(lease_s=LEASE_S, timeout_s=5)
+        limiter = ValkeyLimiter(self.client, config, tenants=tenants, clock_offset_ms=lambda: self.offset_ms)
+        return limiter, Reaper(limiter, tenants, period_s=10), tenants
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.offset_ms += round(seconds * 1_000)
+
+
+def play(story: Callable[[World], Awaitable[None]]) -> None:
+    async def run(server: ValkeyServer) -> None:
+        world = World(server)
+        await story(world)
+        await world.client.aclose()
+
+    with running_valkey() as server:
+        asyncio.run(run(server))
+
+
+def limit_of(tenant_id: str) -> Limit:
+    return Limit(Scope(tenant_id), LimitKind.TOKENS_PER_DAY, 10**6)
+
+
+async def reserve(limiter: ValkeyLimiter, tenant_id: str, count: int) -> None:
+    for number in range(count):
+        await limiter.reserve(tenant_id, f"{tenant_id} {number}", [limit_of(tenant_id)], Amounts(10))
+
+
+def test_one_gateway_ends_the_leases_of_all_that_died() -> None:
+    async def story(world: World) -> None:
+        dead, _, _ = world.gateway()
+        await reserve(dead, "many", 100)
+        await reserve(dead, "few", 3)
+        world.advance(LEASE_S + 1)
+        _, first, _ = world.gateway()
+        limiter, second, _ = world.gateway()
+        # The turn is the first's: the second leaves it alone.
+        assert await first.sweep_round() == 103
+        assert await second.sweep_round() == 0
+        assert (await limiter.settle("many", "many 99", 5)).state is ReservationState.EXPIRED
+
+    play(story)
+
+
+def test_nothing_that_still_runs_is_ended() -> None:
+    async def story(world: World) -> None:
+        limiter, reaper, _ = world.gateway()
+        await reserve(limiter, "acme", 2)
+        world.advance(LEASE_S - 1)
+        await limiter.heartbeat("acme", "acme 0", 4)
+        world.advance(2)
+        assert await reaper.sweep_round() == 1
+        assert (await limiter.settle("acme", "acme 0", 5)).is_changed
+
+    play(story)
+
+
+def test_a_tenant_leaves_the_list_once_it_can_have_no_lease() -> None:
+    async def story(world: World) -> None:
+        limiter, _, tenants = world.gateway()
+        await reserve(limiter, "old", 1)
+        world.advance(NOTED_S)
+        await reserve(limiter, "new", 1)
+        assert set(await tenants.listed()) == {"old", "new"}
+        world.advance(NOTED_S + 2 * LEASE_S + 1)
+        assert list(await tenants.listed()) == ["new"]
+
+    play(story)
+
+
+def test_a_tenant_is_noted_once_in_a_while_and_again_after_a_flush() -> None:
+    async def story(world: World) -> None:
+        limiter, _, tenants = world.gateway()
+        await reserve(limiter, "acme", 5)
+        noted_at = world.server.ask("ZSCORE", "footplate:limits:tenants", "acme")
+        world.advance(NOTED_S - 1)
+        await reserve(limiter, "acme", 6)
+        assert world.server.ask("ZSCORE", "footplate:limits:tenants", "acme") == noted_at
+        assert await tenants.listed() == ["acme"]
+        world.server.ask("FLUSHALL")
+        assert (await limiter.heartbeat("acme", "acme 0")).state is ReservationState.UNKNOWN
+        assert await tenants.listed() == ["acme"]
+        assert 0 < int(str(world.server.ask("PTTL", "footplate:limits:tenants")))
+
+    play(story)
+
+
+def test_a_store_that_is_away_is_told_as_such() -> None:
+    async def story(world: World) -> None:
+        class Gone:
+            def __getattr__(self, name: str) -> Any:
+                raise ConnectionError(name)
+
+        tenants = ValkeyActiveTenants(Gone())
+        for ask in (tenants.claim_round(1), tenants.listed(), tenants.note("acme")):
+            with pytest.raises(LimiterUnavailable):
+                await ask
+
+    play(story)
