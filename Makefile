@@ -53,6 +53,9 @@ clients: $(STAMP) ## Run outside clients (lm-eval) in environments of their own 
 bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmarks/results and deployments/benchmarks/results
 	$(BIN)/python engine/benchmarks/run_all.py
 	$(BIN)/python deployments/benchmarks/bench_token_path.py
+	$(BIN)/python deployments/benchmarks/bench_request_path.py
+	$(BIN)/python engine/benchmarks/bench_noisy_neighbour.py
+	$(BIN)/python tenancy/benchmarks/bench_limiter.py
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu -o addopts="--import-mode=importlib --strict-markers -ra"
