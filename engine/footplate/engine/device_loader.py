@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from footplate.engine.config import EngineConfig
+from footplate.engine.kernels.compile_ahead import compiling_ahead, is_available
 from footplate.engine.layers.attention import KvPair
 from footplate.engine.models.decoder import Decoder
 from footplate.engine.models.device_decoder import DeviceDecoder
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 MIB = 1 << 20
 # Lengths that make different kernels: one query, a whole tile, an even and an odd number of tokens.
 WARM_UP_LENGTHS = (1, 2, 17, 32, 100, 256)
+# One batch size for each way through the kernels of a decode step, and the largest.
+COMPILED_SIZES = (1, 2, 8, 16, 32, 64, 128)
+# Its outputs are indices: what follows must not find anything else in them, even where nothing is computed.
+ALWAYS_LAUNCHED = ("_decode_inputs_kernel",)
 # Later graphs add little to the first and largest, whose memory they share; this much each was seen at most.
 SMALL_GRAPH_BYTES = 8 * MIB
 
@@ -54,6 +59,7 @@ class DeviceFactory:
         self._device = device
         self._kv_dtype = kv_dtype
         self._max_len = max_len
+        self._is_compiled = False
         shape = decoder.config
         self.block_bytes = (
             2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * kv_dtype.itemsize * config.block_size
@@ -83,18 +89,34 @@ class DeviceFactory:
         """A runner with every kernel compiled that serving can hit and all graphs recorded."""
         start = time.perf_counter()
         runner, graphs = self.make(num_blocks, max_len)
-        pool_len = min(max_len, num_blocks * self._config.block_size)
-        lengths = [n for n in WARM_UP_LENGTHS if n <= pool_len]
-        warm_up(runner, lengths, self._config.block_size, num_blocks if max_len > 512 else 0)
+        self._compile(runner, graphs, num_blocks, max_len)
+        self._warm_up(runner, num_blocks, max_len)
         graphs.capture()
         logger.info("kernels and graphs were ready after %.1f s", time.perf_counter() - start)
         return runner
+
+    def _warm_up(self, runner: DeviceRunner, num_blocks: int, max_len: int) -> None:
+        pool_len = min(max_len, num_blocks * self._config.block_size)
+        lengths = [n for n in WARM_UP_LENGTHS if n <= pool_len]
+        warm_up(runner, lengths, self._config.block_size, num_blocks if max_len > 512 else 0)
+
+    def _compile(self, runner: DeviceRunner, graphs: DecodeGraphs, num_blocks: int, max_len: int) -> None:
+        """Compile in threads what the warm-up and the graphs would compile one by one."""
+        if self._is_compiled or self._device.type != "cuda" or not is_available():
+            return
+        self._is_compiled = True
+        start = time.perf_counter()
+        with compiling_ahead(ALWAYS_LAUNCHED):
+            self._warm_up(runner, num_blocks, max_len)
+            graphs.run_once(COMPILED_SIZES)
+        logger.info("kernels were compiled after %.1f s", time.perf_counter() - start)
 
     def measure(self) -> DeviceNeeds:
         """Run the largest prompt step and record the largest graph on a small pool; see what they take."""
         budget = min(self._config.max_num_batched_tokens, self._max_len)
         num_blocks = -(-budget // self._config.block_size) + 1
         runner, graphs = self.make(num_blocks, self._max_len)
+        self._compile(runner, graphs, num_blocks, self._max_len)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)

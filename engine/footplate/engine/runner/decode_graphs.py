@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import gc
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,14 @@ class DecodeGraphs:
     def _step(self, size: int) -> None:
         rows, new_blocks = self._inputs[size]
         self._model.decode(rows, new_blocks, self._state, self._logits[:size], self._ids[:size])
+
+    @torch.inference_mode()
+    def run_once(self, sizes: Collection[int]) -> None:
+        """Run steps of those of these sizes that are padded sizes, and of the largest, on padding rows."""
+        for size in self._sizes:
+            if size in sizes or size == self._sizes[-1]:
+                self._inputs[size].fill_(-1)
+                self._step(size)
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int] | None = None) -> None:
