@@ -65,7 +65,7 @@ class KeyService:
         # Pools apart: administration that waits must hold up neither the keys of requests nor the polls.
         self._reader = PostgresKeyReader(database_url)
         self._background = connect(database_url, pool_size=1)
-        self._admin = connect(database_url, pool_size=2)
+        self._admin = connect(database_url)
         # Of their own: a long prompt that is tokenised must not hold up everybody's keys.
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="keys")
         self.keys = CachingAuthenticator(

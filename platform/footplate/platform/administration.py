@@ -20,6 +20,8 @@ from footplate.tenancy.quotas import UNLIMITED, Quota
 
 # Few: changes wait for each other anyway, and requests for models need the machine.
 MAX_THREADS = 4
+# Apart, for what any live key can cause as often as it likes: it waits for itself, not administrators for it.
+MAX_SIDE_THREADS = 2
 # Longer than the database lets any statement take, so that this only ends waits for one that hangs.
 MAX_WAIT_S = 8.0
 _Answer = TypeVar("_Answer")
@@ -53,10 +55,17 @@ class AdminDesk:
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="admin"), repr=False
     )
+    _side_threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(MAX_SIDE_THREADS, thread_name_prefix="side"), repr=False
+    )
 
     async def read(self, work: Callable[[Reader], _Answer]) -> _Answer:
         """The answer of a read. Raises StoreUnavailable and what `work` raises."""
-        return await self._run(lambda: self.administration.read(work))
+        return await self._run(self._threads, lambda: self.administration.read(work))
+
+    async def read_own(self, work: Callable[[Reader], _Answer]) -> _Answer:
+        """As `read`, for what every key may ask about itself."""
+        return await self._run(self._side_threads, lambda: self.administration.read(work))
 
     async def change(
         self,
@@ -72,11 +81,14 @@ class AdminDesk:
         self, caller: Caller, action: Action, target: Target | None, code: str | None
     ) -> None:
         """As `Administration.note_refusal`."""
-        await self._run(lambda: self.administration.note_refusal(caller, action, target, code))
+        await self._run(
+            self._side_threads, lambda: self.administration.note_refusal(caller, action, target, code)
+        )
 
     def close(self) -> None:
         """Let no more work begin."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._side_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _change(
         self,
@@ -84,14 +96,14 @@ class AdminDesk:
         work: Callable[[Writer], dict[str, object]],
         request: IdempotentRequest | None,
     ) -> Changed:
-        changed = await self._run(lambda: self.administration.change(caller, work, request))
+        changed = await self._run(self._threads, lambda: self.administration.change(caller, work, request))
         if self.tells is not None:
             await self.tells.tell(changed.notices)
         return changed
 
-    async def _run(self, work: Callable[[], _Answer]) -> _Answer:
+    async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], _Answer]) -> _Answer:
         try:
             async with asyncio.timeout(MAX_WAIT_S):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
             raise StoreUnavailable("the database gave no answer in time") from None

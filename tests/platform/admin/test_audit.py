@@ -236,3 +236,30 @@ def test_a_database_that_is_away_is_a_503_and_no_change(
     response = world.call("POST", "tenants", {"name": "x"})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert PEPPER.hex() not in response.text
+
+
+def test_a_flood_of_refused_requests_does_not_hold_up_administrators(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for what it may not waits for its own records; others do not."""
+    gate, is_waiting = threading.Event(), threading.Event()
+    whole = world.desk.administration.note_refusal
+
+    def slow(*arguments: Any) -> None:
+        is_waiting.set()
+        assert gate.wait(10)
+        whole(*arguments)
+
+    async def flood() -> list[int]:
+        monkeypatch.setattr(world.desk.administration, "note_refusal", slow)
+        calls = [
+            asyncio.create_task(world.call_async("POST", "/admin/v1/tenants", {}, key="member"))
+            for _ in range(40)
+        ]
+        await asyncio.to_thread(is_waiting.wait, 10)
+        made = await world.call_async("POST", "/admin/v1/tenants", {"name": "new"})
+        gate.set()
+        return [made.status_code, *{(await call).status_code for call in calls}]
+
+    assert asyncio.run(flood()) == [200, 403]
+    assert sum(record["outcome"] == "refused" for record in world.records()) == 40

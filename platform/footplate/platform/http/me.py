@@ -21,7 +21,7 @@ from footplate.tenancy.limiter.decisions import LimitState
 async def show_me(desk: AdminDesk, gateway: Gateway, request: Request) -> Response:
     """Who the key stands for. `use` is null while the counters can't be asked."""
     principal = await gateway.authenticate(request, ME_ROLES)
-    tenant, key = await desk.read(lambda rows: _rows(rows, principal, desk))
+    tenant, key = await desk.read_own(lambda rows: _rows(rows, principal, desk))
     body = {
         "object": "me",
         "tenant": {**tenant, "quota": _quota(shown_quota(principal.tenant_quota, None))},
