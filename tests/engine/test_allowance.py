@@ -37,11 +37,16 @@ def chunks(rig: Driver, since: int) -> list[int]:
 
 def test_a_bucket_is_filled_by_its_tenants_answers_and_slowly_by_steps() -> None:
     allowance = PromptAllowance(STEP_WORK)
+    allowance.begin_step({"b": 1})
     assert allowance.left("a") == BURST
     allowance.spend("a", 1, 1_000)
     assert allowance.left("a") == 0
     allowance.begin_step({"a": 2})
     assert allowance.left("a") == pytest.approx(2 * EARNED_BY_TOKEN, abs=1)
+    # Where nobody else decodes, work is free.
+    allowance.spend("a", 1, 1_000)
+    assert allowance.left("a") > 0
+    allowance.begin_step({"b": 1})
     allowance.spend("a", 1, 1_000)
     for _ in range(STEPS_BETWEEN):
         allowance.begin_step({"b": 1})
@@ -140,6 +145,19 @@ def test_several_long_prompts_of_a_tenant_leave_half_a_step_to_anothers() -> Non
     rig.add(make_request("chat", 8, tenant="chatty", max_tokens=1))
     rig.step()
     assert ("chat", 0) in rig.ended
+
+
+def test_what_is_cached_is_no_work_and_holds_nobody_up() -> None:
+    """A long chat's next turn: all but its last words were computed before."""
+    rig = driver(prefix_caching=True)
+    rig.add(make_request("history", MONSTER, tenant="chatty", max_tokens=1))
+    rig.run()
+    rig.add(make_request("other", 4, tenant="other", max_tokens=200))
+    rig.step()
+    for turn in range(1, 4):
+        rig.add(make_request(f"turn {turn}", MONSTER + 4 * turn, tenant="chatty", max_tokens=1))
+        rig.step()
+        assert (f"turn {turn}", 0) in rig.ended
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

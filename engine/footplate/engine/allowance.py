@@ -27,7 +27,7 @@ class PromptAllowance:
     """A bucket for each tenant. `step_work` bounds the prompt work of a step; infinite: nobody is held up."""
 
     def __init__(self, step_work: float) -> None:
-        self._is_on = math.isfinite(step_work)
+        self.is_on = math.isfinite(step_work)
         # What one sequence, or one tenant, may take of a step that others want too.
         self._half = step_work / 2
         self._burst = BURST_STEPS * step_work
@@ -42,7 +42,7 @@ class PromptAllowance:
     def begin_step(self, decoding: Mapping[str, int]) -> None:
         """A step with so many decoding rows of each tenant is planned."""
         self._taken, self._decoding = {}, decoding
-        if not self._is_on or not decoding:
+        if not self.is_on or not decoding:
             return
         self._num_steps += 1
         for tenant, num_rows in decoding.items():
@@ -62,22 +62,25 @@ class PromptAllowance:
 
         Where others have prompts too, all of a tenant's together get half a step.
         """
-        if not self._is_on:
+        if not self.is_on:
             return math.inf
         share = self._half - self._taken.get(tenant, 0.0) if others_want else math.inf
-        if self._is_guest(tenant) and self.left(tenant) < wanted:
+        if self._is_guest(tenant) and self._is_long(tenant, wanted):
             last = self._chunk_at.get(tenant, -STEPS_BETWEEN)
             share = min(share, self._half if self._num_steps - last >= STEPS_BETWEEN else 0.0)
         return share
 
     def spend(self, tenant: str, wanted: float, work: float) -> None:
-        """Note what a prompt that wanted so much took. Beside nobody it is free, but leaves as little."""
-        if not self._is_on:
-            return
-        if self.left(tenant) < wanted:
-            self._chunk_at[tenant] = self._num_steps
+        """Note what a prompt that wanted so much took. Where nobody else decodes it is free."""
         self._taken[tenant] = self._taken.get(tenant, 0.0) + work
-        self._put(tenant, max(0.0, self.left(tenant) - work))
+        if self.is_on and self._is_guest(tenant):
+            if self._is_long(tenant, wanted):
+                self._chunk_at[tenant] = self._num_steps
+            self._put(tenant, max(0.0, self.left(tenant) - work))
+
+    def _is_long(self, tenant: str, wanted: float) -> bool:
+        """Whether a prompt must be cut: one that fits into a chunk never is."""
+        return wanted > max(self._half, self.left(tenant))
 
     def _is_guest(self, tenant: str) -> bool:
         return any(name != tenant for name in self._decoding)

@@ -235,23 +235,25 @@ class Scheduler:
         held: set[str] = set()  # tenants whose prompts get no more of this step
         while step.budget > 0 and step.work > 0:
             head = self._waiting.peek(held) if admit and self._free_rows else None
-            is_head_next = head is not None and (not running or key(head) < key(running[-1]))
-            if head is not None and is_head_next:
-                sequence, others = head, bool(running) or len(self._waiting) > 1
-            elif running:
-                sequence = running.pop()
-                others = bool(running) or head is not None
-            else:
+            if head is None and not running:
                 return
+            is_new = head is not None and (not running or key(head) < key(running[-1]))
+            sequence = head if head is not None and is_new else running.pop()
+            others = bool(running) or (len(self._waiting) > 1 if is_new else head is not None)
             tenant, before = sequence.request.tenant, step.work
-            wanted = sequence.num_uncomputed * (1 + sequence.num_known / DEPTH_TOKENS)
+            wanted = self._wanted(sequence) if self._allowance.is_on else 0.0
             share = self._allowance.share(tenant, wanted, others_want=len(wanting - {tenant}) > 0)
             if share > 0:
                 share = min(share, self._share(step, others))
-                admit &= (self._admit if is_head_next else self._hand_out_chunk)(step, sequence, share)
+                admit &= (self._admit if is_new else self._hand_out_chunk)(step, sequence, share)
                 self._allowance.spend(tenant, wanted, before - step.work)
             else:
                 held.add(tenant)
+
+    def _wanted(self, sequence: Sequence) -> float:
+        """The prompt work that a sequence still wants; what is cached is none."""
+        cached = self._reusable(sequence)[2] if sequence.state is SequenceState.WAITING else 0
+        return (sequence.num_uncomputed - cached) * (1 + sequence.num_known / DEPTH_TOKENS)
 
     def _share(self, step: _Step, others: bool) -> float:
         """The prompt work one sequence may take: under `fair` half a step at most while others want some.
