@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from engine.benchmarks.record import RESULTS, environment, spread
+from footplate.engine.bench.workloads import mixed_lengths
 
 HERE = Path(__file__).parent
 SHARE = "0.45"
@@ -123,8 +124,6 @@ def rows(parts: list[str], batches: tuple[int, ...], rounds_of_long: int) -> Ite
             load = {"kind": "prefill", "length": length}
             yield Row(f"prefill {length}", "ms", lambda e, s, load=load: 1000 * _wall(e, load, s), 2)
     if "mixed" in parts:
-        from engine.benchmarks.workloads import mixed_lengths
-
         total = sum(o for _, o in mixed_lengths())
         yield Row("mixed", "output tokens/s", _rate({"kind": "mixed"}, total), rounds_of_long, False)
     if "prefix" in parts:
@@ -215,7 +214,8 @@ def main() -> None:
             result["models"][name]["ratios"] = {r["workload"]: r.get("ratio") for r in found}
             out.write_text(json.dumps(result, indent=1) + "\n")
         for engine in engines:
-            print(f"  {engine.name} host ms a step: {engine.facts.get('host_ms_a_step')}", flush=True)
+            shown = {k: engine.facts.get(k) for k in ("host_ms_a_step", "compiled_while_serving")}
+            print(f"  {engine.name} {shown}", flush=True)
             engine.end()
     print(out)
 

@@ -41,7 +41,7 @@ def main() -> None:
     options: dict[str, Any] = {
         "gpu_memory_utilization": float(sys.argv[2]),
         "max_num_seqs": 1024,
-        "max_num_batched_tokens": 8192,
+        "max_num_batched_tokens": 16384,  # as vLLM takes it on such a GPU
         "max_waiting": 1 << 30,
         "policy": "fcfs",
     }

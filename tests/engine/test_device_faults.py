@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from footplate.engine import device_loader, loader
+from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
-from footplate.engine.device_loader import SMALL_GRAPH_BYTES, DeviceFactory
+from footplate.engine.device_loader import SMALL_GRAPH_BYTES, DeviceFactory, DeviceNeeds
+from footplate.engine.models.decoder import Decoder
 from footplate.engine.runner.decode_graphs import DecodeGraphs, graph_sizes
 from footplate.engine.runner.device_runner import DeviceRunner
 from tests.engine import device_scenarios as scenarios
@@ -134,3 +137,28 @@ def test_a_device_that_graphs_fill_has_no_pool(
     monkeypatch.setattr(device_loader, "SMALL_GRAPH_BYTES", 0)
     with pytest.raises(loader.LoadError, match="holds no block"):
         make_engine(f"dummy:{config_file}", kv_cache_gib="auto")
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "want"),
+    [(1, 200, 1000 * 0.45 - 200), (450, 200, 1000 * 0.45 - 200), (700, 200, 1000 - 900 - 20), (800, 200, 0)],
+    ids=["alone", "beside another engine", "what is free is less", "nothing is free"],
+)
+def test_an_engines_share_counts_its_own_memory_only(
+    monkeypatch: pytest.MonkeyPatch, others: int, own: int, want: float
+) -> None:
+    FakeDevice(1000 << 20, 0, 0).install(monkeypatch)
+    free = (1000 - others - own) << 20
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000 << 20))
+    monkeypatch.setattr(device_loader, "FREE_MARGIN", 20 << 20)
+    shape = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=64)
+    factory = DeviceFactory(
+        cast(Decoder, SimpleNamespace(config=shape)),
+        EngineConfig(gpu_memory_utilization=0.45),
+        torch.device("cpu"),
+        torch.float32,
+        64,
+        used_before=others << 20,
+    )
+    needs = DeviceNeeds(activations=0, graphs=0)
+    assert factory.pool_bytes(needs) == pytest.approx(want * (1 << 20), abs=1)

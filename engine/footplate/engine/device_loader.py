@@ -31,6 +31,7 @@ WARM_UP_LENGTHS = (1, 2, 17, 32, 100, 256)
 COMPILED_SIZES = (1, 2, 8, 16, 32, 64, 128)
 # Its outputs are indices: what follows must not find anything else in them, even where nothing is computed.
 ALWAYS_LAUNCHED = ("_decode_inputs_kernel",)
+FREE_MARGIN = 128 * MIB  # of what is free: other processes on the device breathe, too
 # Later graphs add little to the first and largest, whose memory they share; this much each was seen at most.
 SMALL_GRAPH_BYTES = 8 * MIB
 
@@ -53,8 +54,11 @@ class DeviceFactory:
         device: torch.device,
         kv_dtype: torch.dtype,
         max_len: int,
+        used_before: int = 0,
     ) -> None:
+        """`used_before`: bytes of the device that were in use before the weights came, by whoever."""
         self._decoder = decoder
+        self._used_before = used_before
         self._config = config
         self._device = device
         self._kv_dtype = kv_dtype
@@ -134,11 +138,21 @@ class DeviceFactory:
         return DeviceNeeds(activations, taken + SMALL_GRAPH_BYTES * (len(sizes) - 1))
 
     def pool_bytes(self, needs: DeviceNeeds) -> int:
-        """Memory for KV blocks: what this engine may use of the device, less what is in use and needed."""
+        """Memory for KV blocks: this engine's share of the device, less what it holds already and needs.
+
+        Other engines on the device have shares of their own; no share gives more than is free.
+        """
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
-        reserved = int(total * (1 - self._config.gpu_memory_utilization))
-        return max(0, free - reserved - needs.activations - needs.graphs)
+        held = total - free - self._used_before
+        share = int(total * self._config.gpu_memory_utilization) - held
+        return max(0, min(share, free - FREE_MARGIN) - needs.activations - needs.graphs)
+
+
+def used_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that is in use, by any process."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def warm_up(runner: DeviceRunner, lengths: list[int], block_size: int, num_blocks: int = 0) -> None:

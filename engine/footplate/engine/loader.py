@@ -51,6 +51,7 @@ class LoadedModel:
     dtype: str
     max_len: int
     load_time: LoadTime | None = None  # of the weights; None for random ones
+    used_before: int = 0  # bytes of the device that were taken before the weights came
 
 
 @dataclass(slots=True)
@@ -83,12 +84,21 @@ def load_model(source: str, config: EngineConfig, *, models_dir: Path | None = N
         LoadError: source, weights or types can't be used.
     """
     resolved = resolve_source(source, models_dir)
+    used_before = _used_bytes(_device(config))
     model_config, weights = open_model(resolved, config.seed, _device(config))
     place, kv_dtype, dtype = _resolve_types(config, resolved, model_config)
     max_len = _max_model_len(config, model_config)
     decoder = Decoder(model_config, weights, _choose_ops(place), place, max_len)
     return LoadedModel(
-        resolved, model_config, decoder, place, kv_dtype, dtype, max_len, load_time=weights.load_time
+        resolved,
+        model_config,
+        decoder,
+        place,
+        kv_dtype,
+        dtype,
+        max_len,
+        load_time=weights.load_time,
+        used_before=used_before,
     )
 
 
@@ -133,7 +143,8 @@ def _on_device(model: LoadedModel, config: EngineConfig) -> tuple[int, int, Runn
     """As `_on_cpu`; what steps and graphs take is measured before the pool gets the rest."""
     from footplate.engine.device_loader import DeviceFactory
 
-    factory = DeviceFactory(model.decoder, config, model.place.device, model.kv_dtype, model.max_len)
+    device = model.place.device
+    factory = DeviceFactory(model.decoder, config, device, model.kv_dtype, model.max_len, model.used_before)
     if config.kv_cache_gib == "auto":
         memory = factory.pool_bytes(factory.measure())
     else:
@@ -141,6 +152,15 @@ def _on_device(model: LoadedModel, config: EngineConfig) -> tuple[int, int, Runn
     num_blocks = _num_blocks(config, model, memory)
     max_len = _fit_model_len(config, model.max_len, num_blocks)
     return num_blocks, max_len, factory.make_ready(num_blocks, max_len)
+
+
+def _used_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that others have taken; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    from footplate.engine.device_loader import used_bytes
+
+    return used_bytes(device)
 
 
 def _keep_freed_memory() -> None:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # What differs from a server's defaults: whole batches are given at once, and all are served in their order.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_waiting": 1 << 30, "policy": "fcfs"},
+    "cuda": {"max_num_seqs": 1024, "max_num_batched_tokens": 16384, "max_waiting": 1 << 30, "policy": "fcfs"},
     "cpu": {"max_num_seqs": 64, "kv_cache_gib": 1.0, "max_waiting": 1 << 30, "policy": "fcfs"},
 }
 

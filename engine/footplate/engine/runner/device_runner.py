@@ -70,11 +70,16 @@ class DeviceRunner:
         self._groups = GroupFinder(state.block_size)
         self._staging = Staging(state.device)
         self._unread: deque[PendingStep] = deque()
-        self.waited_s = 0.0  # for the device, in all; the rest of a step is the host's work
+        self._waited_s = 0.0
 
     @property
     def max_rows(self) -> int:
         return self._state.lengths.shape[0]
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds waited for the device, in all; the rest of a step is the host's own work."""
+        return self._waited_s + self._staging.waited_s
 
     @property
     def caches(self) -> list[KvPair]:
@@ -114,7 +119,7 @@ class DeviceRunner:
             if step.event is not None:
                 start = time.perf_counter()
                 step.event.synchronize()
-                self.waited_s += time.perf_counter() - start
+                self._waited_s += time.perf_counter() - start
             tokens = step.ids.tolist()
             if tokens:
                 self._batch.append([r.row for r in step.drawn], tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -25,6 +27,7 @@ class Staging:
         self._risen = [self._event() for _ in range(SLOTS)]
         self._fallen = [self._event() for _ in range(SLOTS)]
         self._next_up = self._next_down = 0
+        self.waited_s = 0.0  # until the device had read what a buffer held before
 
     def _event(self) -> torch.cuda.Event | None:
         return torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
@@ -76,7 +79,9 @@ class Staging:
         slot, self._next_up = self._next_up, (self._next_up + 1) % SLOTS
         event = self._risen[slot]
         if event is not None:
+            start = time.perf_counter()
             event.synchronize()
+            self.waited_s += time.perf_counter() - start
         self._up[slot] = self._fit(self._up[slot], values.size)
         staged = self._up[slot][: values.size]
         staged.numpy()[:] = values

@@ -20,6 +20,30 @@ def _head_weight(q_weight, k_weight, is_q, column, is_column):
     return tl.where(is_q, of_q, of_k)
 
 
+@triton.jit
+def _norm_heads(first, second, low, high, eps, HEAD_DIM: tl.constexpr):
+    """The norm over each head [heads, columns], given as halves, with its weights."""
+    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    square = wide_first * wide_first + wide_second * wide_second
+    inverse = tl.rsqrt(tl.sum(square, axis=1) / HEAD_DIM + eps)[:, None]
+    return (wide_first * inverse * low).to(first.dtype), (wide_second * inverse * high).to(first.dtype)
+
+
+@triton.jit
+def _inverse_rms(squares, size, eps, COUNT: tl.constexpr, MOST: tl.constexpr):
+    """1 / rms of a row of `size` elements whose squares were summed in COUNT chunks."""
+    chunk = tl.arange(0, MOST)
+    total = tl.sum(tl.load(squares + chunk, mask=chunk < COUNT, other=0.0), axis=0)
+    return tl.rsqrt(total / size + eps)
+
+
+@triton.jit
+def _store_halves(at, first, second, kept, HEAD_DIM: tl.constexpr):
+    """Both halves of heads, in the target's type."""
+    tl.store(at, first.to(at.dtype.element_ty), mask=kept)
+    tl.store(at + HEAD_DIM // 2, second.to(at.dtype.element_ty), mask=kept)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rope_and_cache_kernel(
     qkv,
@@ -42,24 +66,18 @@ def _rope_and_cache_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    NUM_SQUARES: tl.constexpr,
-    MOST_SQUARES: tl.constexpr,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    MOST: tl.constexpr,
-    TILE: tl.constexpr,
-    STEPS: tl.constexpr,
-    SHARE: tl.constexpr,
-    USE_PDL: tl.constexpr,
-):
+    HAS_NORM: tl.constexpr, NUM_SQUARES: tl.constexpr, MOST_SQUARES: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
+    MOST: tl.constexpr, TILE: tl.constexpr, STEPS: tl.constexpr, SHARE: tl.constexpr, USE_PDL: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     half = tl.arange(0, HALF)
     is_column = (half < HEAD_DIM // 2)[None, :]
     is_q = head < NUM_HEADS
-    is_v = head >= NUM_HEADS + NUM_KV_HEADS
-    inside = is_column & (head < NUM_HEADS + 2 * NUM_KV_HEADS)
+    HEADS_AND_KEYS: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    is_v = head >= HEADS_AND_KEYS
+    inside = is_column & (head < HEADS_AND_KEYS + NUM_KV_HEADS)
     column = head * HEAD_DIM + half[None, :]
     TYPE: tl.constexpr = q_output.dtype.element_ty
     # These come from no kernel of this layer.
@@ -74,36 +92,28 @@ def _rope_and_cache_kernel(
     column += HEAD_DIM // 2
     wide_second = load_sums(qkv, token, column, inside, qkv_stride, num_tokens, MOST, TILE, STEPS, SHARE)
     if NUM_SQUARES > 0:
-        chunk = tl.arange(0, MOST_SQUARES)
-        own = tl.load(squares + token * NUM_SQUARES + chunk, mask=chunk < NUM_SQUARES, other=0.0)
-        row_inverse = tl.rsqrt(tl.sum(own, axis=0) / row_size + row_eps)
-        wide_first, wide_second = wide_first * row_inverse, wide_second * row_inverse
+        inverse = _inverse_rms(squares + token * NUM_SQUARES, row_size, row_eps, NUM_SQUARES, MOST_SQUARES)
+        wide_first, wide_second = wide_first * inverse, wide_second * inverse
     first, second = wide_first.to(TYPE), wide_second.to(TYPE)
     normed_first, normed_second = first, second
     if HAS_NORM:
         low = _head_weight(q_weight, k_weight, is_q, half[None, :], is_column)
         high = _head_weight(q_weight, k_weight, is_q, half[None, :] + HEAD_DIM // 2, is_column)
-        square = first.to(tl.float32) * first.to(tl.float32) + second.to(tl.float32) * second.to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(square, axis=1) / HEAD_DIM + eps)[:, None]
-        normed_first = (first.to(tl.float32) * inverse * low).to(first.dtype)
-        normed_second = (second.to(tl.float32) * inverse * high).to(first.dtype)
+        normed_first, normed_second = _norm_heads(first, second, low, high, eps, HEAD_DIM)
     wide_first, wide_second = normed_first.to(tl.float32), normed_second.to(tl.float32)
     # Through qkv's type, as the definition rounds before the cache's type rounds again.
     turned_first = (wide_first * cosine - wide_second * sine).to(first.dtype)
     turned_second = (wide_second * cosine + wide_first * sine).to(first.dtype)
     q_at = q_output + (token * NUM_HEADS + head) * HEAD_DIM + half[None, :]
-    tl.store(q_at, turned_first, mask=inside & is_q)
-    tl.store(q_at + HEAD_DIM // 2, turned_second, mask=inside & is_q)
+    _store_halves(q_at, turned_first, turned_second, inside & is_q, HEAD_DIM)
     kv_head = tl.where(is_v, head - NUM_KV_HEADS, head) - NUM_HEADS
-    cached = (slot // BLOCK_SIZE) * block_stride + slot % BLOCK_SIZE * HEAD_DIM
-    cached = cached + kv_head * (BLOCK_SIZE * HEAD_DIM) + half[None, :]
+    at = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_DIM + kv_head * (BLOCK_SIZE * HEAD_DIM)
     # A padding row of a graph has slot -1 and leaves the cache alone.
-    is_k_kept = inside & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS) & (slot >= 0)
-    tl.store(k_cache + cached, turned_first.to(k_cache.dtype.element_ty), mask=is_k_kept)
-    tl.store(k_cache + cached + HEAD_DIM // 2, turned_second.to(k_cache.dtype.element_ty), mask=is_k_kept)
-    is_v_kept = inside & is_v & (slot >= 0)
-    tl.store(v_cache + cached, first.to(v_cache.dtype.element_ty), mask=is_v_kept)
-    tl.store(v_cache + cached + HEAD_DIM // 2, second.to(v_cache.dtype.element_ty), mask=is_v_kept)
+    kept = inside & (head >= NUM_HEADS) & (slot >= 0)
+    _store_halves(
+        k_cache + at + half[None, :], turned_first, turned_second, kept & (head < HEADS_AND_KEYS), HEAD_DIM
+    )
+    _store_halves(v_cache + at + half[None, :], first, second, kept & is_v, HEAD_DIM)
 
 
 def rope_and_cache(

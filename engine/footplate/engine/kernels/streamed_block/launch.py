@@ -77,6 +77,35 @@ def new_counters(num_layers: int, device: torch.device) -> list[torch.Tensor]:
     return list(torch.zeros((num_layers, NUM_COUNTERS), dtype=torch.int32, device=device))
 
 
+def _cuts(block: Block, bucket: int, num_programs: int) -> list[Cut]:
+    """How the block's four products are shared out; behind the last layer the fourth is never computed."""
+    tile = TILE if block.out.numel() > SMALL_WEIGHT else SMALL_TILE
+    stages = min(16, RING_BYTES // (2 * STEP * (tile + bucket)))
+    weights = (block.out, block.gate_up, block.down, _following(block))
+    return [_cut(*w.shape, tile, num_programs, stages) for w in weights]
+
+
+def _following(block: Block) -> torch.Tensor:
+    return block.down if block.next_qkv is None else block.next_qkv
+
+
+def _constants(block: Block, cuts: list[Cut], bucket: int, num_programs: int) -> dict[str, object]:
+    """What the kernel is compiled for."""
+    constants: dict[str, object] = {}
+    for name, cut in zip(("OUT", "GATE", "DOWN", "NEXT"), cuts, strict=True):
+        constants |= {f"{name}_STEPS": cut.steps, f"{name}_SHARE": cut.share, f"{name}_MOST": cut.most_parts}
+    del constants["NEXT_MOST"]
+    return constants | {
+        "SIZE": block.size,
+        "F": block.down.shape[1],
+        "NEXT_N": 0 if block.next_qkv is None else cuts[3].num_outputs,
+        "CHUNK": _chunk(block.size, bucket, num_programs),
+        "WIDTH": _width(block.down.shape[1], bucket, num_programs),
+        "STAGES": cuts[0].num_stages,
+        "IS_GELU": block.activation == "gelu_tanh",
+    }
+
+
 def streamed_block(
     attended: torch.Tensor,
     block: Block,
@@ -86,8 +115,7 @@ def streamed_block(
     *,
     use_pdl: bool = False,
 ) -> Parts | None:
-    """attended [M, H D] -> q, k and v of the next layer as parts that lack a norm; None behind the last
-    layer.
+    """attended [M, H D] -> parts of the next layer's q, k and v that lack a norm; None behind the last layer.
 
     residual [M, K] is changed in place. `counters` are zero and `next_counters` unused by any running kernel.
     No other kernel that waits for this one may hold the device's multiprocessors meanwhile.
@@ -99,72 +127,43 @@ def streamed_block(
 
     num_rows, device = attended.shape[0], attended.device
     bucket, num_programs = row_bucket(num_rows), _num_sms(device)
-    size, inner_size = block.size, block.down.shape[1]
-    tile = TILE if block.out.numel() > SMALL_WEIGHT else SMALL_TILE
-    stages = min(16, RING_BYTES // (2 * STEP * (tile + bucket)))
-    cuts = [_cut(*w.shape, tile, num_programs, stages) for w in (block.out, block.gate_up, block.down)]
-    out, gate_up, down = cuts
-    following = (
-        block.down if block.next_qkv is None else block.next_qkv
-    )  # behind the last layer nothing is read
-    next_cut = _cut(*following.shape, tile, num_programs, stages)
-    chunk = _chunk(size, bucket, num_programs)
+    cuts = _cuts(block, bucket, num_programs)
+    constants = _constants(block, cuts, bucket, num_programs)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def empty(num_columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((num_rows, num_columns), dtype=dtype, device=device)
 
     def parts_of(cut: Cut) -> torch.Tensor:
-        return empty(cut.most_parts, num_rows, cut.num_outputs, dtype=torch.float32)
+        shape = (cut.most_parts, num_rows, cut.num_outputs)
+        return torch.empty(shape, dtype=torch.float32, device=device)
 
-    x_gate, inner, x_next = empty(num_rows, size), empty(num_rows, inner_size), empty(num_rows, size)
-    squares = [empty(num_rows, size // chunk, dtype=torch.float32) for _ in range(2)]
-    values = [parts_of(cut) for cut in cuts]
-    next_values = values[0] if block.next_qkv is None else parts_of(next_cut)
     lines = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    rows = [TensorDescriptor.from_tensor(x, [bucket, STEP], lines) for x in (attended, x_gate, inner, x_next)]
-    tiles = [
-        TensorDescriptor.from_tensor(w, [tile, STEP], lines)
-        for w in (block.out, block.gate_up, block.down, following)
-    ]
+    inputs = [empty(n, attended.dtype) for n in (block.size, block.down.shape[1], block.size)]
+    squares = [empty(block.size // _chunk(block.size, bucket, num_programs), torch.float32) for _ in range(2)]
+    values = [parts_of(cut) for cut in cuts[:3]]
+    values.append(values[0] if block.next_qkv is None else parts_of(cuts[3]))
+    rows = [TensorDescriptor.from_tensor(x, [bucket, STEP], lines) for x in (attended, *inputs)]
+    weights = (block.out, block.gate_up, block.down, _following(block))
+    tiles = [TensorDescriptor.from_tensor(w, [cuts[0].tile, STEP], lines) for w in weights]
     block_kernel[(num_programs,)](
         rows[0],
         *tiles,
         *rows[1:],
         *values,
-        next_values,
         residual,
         block.mlp_gain,
         block.next_gain,
-        x_gate,
-        inner,
-        x_next,
+        *inputs,
         *squares,
         counters,
         next_counters,
         num_rows,
         block.eps,
-        SIZE=size,
-        F=inner_size,
-        NEXT_N=0 if block.next_qkv is None else next_cut.num_outputs,
-        OUT_STEPS=out.steps,
-        OUT_SHARE=out.share,
-        OUT_MOST=out.most_parts,
-        GATE_STEPS=gate_up.steps,
-        GATE_SHARE=gate_up.share,
-        GATE_MOST=gate_up.most_parts,
-        DOWN_STEPS=down.steps,
-        DOWN_SHARE=down.share,
-        DOWN_MOST=down.most_parts,
-        NEXT_STEPS=next_cut.steps,
-        NEXT_SHARE=next_cut.share,
-        CHUNK=chunk,
-        WIDTH=_width(inner_size, bucket, num_programs),
-        STAGES=stages,
-        IS_GELU=block.activation == "gelu_tanh",
+        **constants,
         USE_PDL=use_pdl,
         num_warps=NUM_WARPS,
         **({"launch_pdl": True} if use_pdl else {}),
     )
     if block.next_qkv is None:
         return None
-    return Parts(next_values, next_cut, attended.dtype, PendingNorm(squares[1], size, block.eps))
+    return Parts(values[3], cuts[3], attended.dtype, PendingNorm(squares[1], block.size, block.eps))

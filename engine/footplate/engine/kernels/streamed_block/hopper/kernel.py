@@ -141,83 +141,61 @@ def _activate(
         piece += gl.num_programs(0)
 
 
-@gluon.jit(do_not_specialize=["num_rows"])
-def block_kernel(
-    attended,  # [M, H D] in boxes [ROWS, STEP], as x_gate, inner and x_next
-    out_weight,  # [SIZE, H D] in boxes [TILE, STEP], as the other weights
-    gate_up_weight,
-    down_weight,
-    next_weight,
-    x_gate,  # [M, SIZE]: what gate_up multiplies; by address below, as the others
-    inner,  # [M, F]
-    x_next,  # [M, SIZE]
-    out_parts,
-    gate_up_parts,
-    down_parts,
-    next_parts,
-    residual,
-    mlp_gain,
-    next_gain,
-    x_gate_at,
-    inner_at,
-    x_next_at,
-    mlp_squares,  # [M, SIZE / CHUNK] float32
-    next_squares,
-    counters,  # [8] int32: this launch's, all 0
-    spare_counters,  # the next launch's, set to 0 here
-    num_rows,
-    eps,
-    SIZE: gl.constexpr,
-    F: gl.constexpr,
-    NEXT_N: gl.constexpr,  # 0: the last layer, which no product follows
-    OUT_STEPS: gl.constexpr,
-    OUT_SHARE: gl.constexpr,
-    OUT_MOST: gl.constexpr,
-    GATE_STEPS: gl.constexpr,
-    GATE_SHARE: gl.constexpr,
-    GATE_MOST: gl.constexpr,
-    DOWN_STEPS: gl.constexpr,
-    DOWN_SHARE: gl.constexpr,
-    DOWN_MOST: gl.constexpr,
-    NEXT_STEPS: gl.constexpr,
-    NEXT_SHARE: gl.constexpr,
-    CHUNK: gl.constexpr,
-    WIDTH: gl.constexpr,
-    STAGES: gl.constexpr,
-    IS_GELU: gl.constexpr,
-    USE_PDL: gl.constexpr,
-):
-    TILE: gl.constexpr = out_weight.block_shape[0]
-    weights, rows, w_arrived, x_arrived = new_ring(out_weight, attended, STAGES)
-    program = gl.program_id(0)
-    num_programs = gl.num_programs(0)
-    out_begin = program * OUT_SHARE
-    OUT_TOTAL: gl.constexpr = (SIZE + TILE - 1) // TILE * OUT_STEPS
-    for stage in range(STAGES):
-        ask_weight(
-            out_weight, out_begin + stage, gl.minimum(out_begin + OUT_SHARE, OUT_TOTAL), stage, weights,
-            w_arrived, OUT_STEPS,
-        )  # fmt: skip
-    # The chunk of the residual stream that this program adds to: one at most.
+@gluon.jit
+def _own_chunk(num_rows, SIZE: gl.constexpr, CHUNK: gl.constexpr):
+    """(row, columns [CHUNK], whether there is one): the piece of the residual that a program adds to."""
     PER_ROW: gl.constexpr = SIZE // CHUNK
     LINE: gl.constexpr = gl.BlockedLayout([CHUNK // (32 * gl.num_warps())], [32], [gl.num_warps()], [0])
-    row = program // PER_ROW
+    program = gl.program_id(0)
     column = program % PER_ROW * CHUNK + gl.arange(0, CHUNK, layout=LINE)
-    is_own = (column >= 0) & (program < num_rows * PER_ROW)
+    return program // PER_ROW, column, (column >= 0) & (program < num_rows * PER_ROW)
+
+
+@gluon.jit
+def _clear(counters):
+    """Eight counters to 0, by the first program."""
+    index = gl.arange(0, 8, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    gl.store(counters + index, gl.zeros_like(index), mask=index < 8 * (gl.program_id(0) == 0).to(gl.int32))
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def block_kernel(
+    attended, out_weight, gate_up_weight, down_weight, next_weight, x_gate, inner, x_next,
+    out_parts, gate_up_parts, down_parts, next_parts,
+    residual, mlp_gain, next_gain, x_gate_at, inner_at, x_next_at, mlp_squares, next_squares,
+    counters, spare_counters, num_rows, eps,
+    SIZE: gl.constexpr, F: gl.constexpr, NEXT_N: gl.constexpr,
+    OUT_STEPS: gl.constexpr, OUT_SHARE: gl.constexpr, OUT_MOST: gl.constexpr,
+    GATE_STEPS: gl.constexpr, GATE_SHARE: gl.constexpr, GATE_MOST: gl.constexpr,
+    DOWN_STEPS: gl.constexpr, DOWN_SHARE: gl.constexpr, DOWN_MOST: gl.constexpr,
+    NEXT_STEPS: gl.constexpr, NEXT_SHARE: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr,
+    STAGES: gl.constexpr, IS_GELU: gl.constexpr, USE_PDL: gl.constexpr,
+):  # fmt: skip
+    """Weights are descriptors of boxes [TILE, STEP]: [SIZE, H D], [2 F, SIZE], [SIZE, F], [NEXT_N, SIZE].
+
+    attended, x_gate, inner and x_next have boxes [ROWS, STEP], the last three come by address too; squares
+    [M, SIZE / CHUNK]. `counters` [8] are 0; `spare_counters` are set to 0. NEXT_N may be 0.
+    """
+    TILE: gl.constexpr = out_weight.block_shape[0]
+    weights, rows, w_arrived, x_arrived = new_ring(out_weight, attended, STAGES)
+    num_programs = gl.num_programs(0)
+    out_begin = gl.program_id(0) * OUT_SHARE
+    OUT_TOTAL: gl.constexpr = (SIZE + TILE - 1) // TILE * OUT_STEPS
+    out_end = gl.minimum(out_begin + OUT_SHARE, OUT_TOTAL)
+    for stage in range(STAGES):
+        ask_weight(out_weight, out_begin + stage, out_end, stage, weights, w_arrived, OUT_STEPS)
+    row, column, is_own = _own_chunk(num_rows, SIZE, CHUNK)
     mlp_gains = gl.load(mlp_gain + column)
     next_gains = gl.load(next_gain + column)
     if USE_PDL:
         gdc_wait()
     before = gl.load(residual + row * SIZE + column, mask=is_own, other=0.0)
-
     done = stream(
         attended, out_weight, gate_up_weight, out_parts, num_rows, 0, weights, rows, w_arrived, x_arrived,
         SIZE, OUT_STEPS, OUT_SHARE, 2 * F, GATE_STEPS, GATE_SHARE, STAGES,
     )  # fmt: skip
     _meet(counters, num_programs, False)
-    if program == 0:
-        zero = gl.arange(0, 8, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-        gl.store(spare_counters + zero, gl.zeros_like(zero))
+    _clear(spare_counters)
     _add_and_scale(
         out_parts, before, mlp_gains, residual, x_gate_at, mlp_squares, row, column, is_own, num_rows,
         SIZE, CHUNK, TILE, OUT_STEPS, OUT_SHARE, OUT_MOST,
