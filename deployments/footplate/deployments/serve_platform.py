@@ -20,6 +20,7 @@ from footplate.deployments.errors import StartupError
 from footplate.deployments.gateway import Gateway
 from footplate.deployments.leftovers import wait_until
 from footplate.deployments.specs import ENGINE_DEPLOYMENT, GatewaySpec, ReplicaSpec
+from footplate.engine.config import EngineConfig
 
 GATEWAY_APPLICATION = "gateway"
 GATEWAY_DEPLOYMENT = "Gateway"
@@ -30,13 +31,26 @@ BACKOFF: dict[str, Any] = {"initial_backoff_s": 0.005, "backoff_multiplier": 1.5
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 
-def model_application(spec: ReplicaSpec, *, graceful_s: float = 3600.0) -> serve.Application:
-    """One model's application: a deployment of engine replicas without a route of its own."""
+def gpu_share(config: EngineConfig, num_gpus: float) -> float:
+    """What a replica books of a cluster's `num_gpus`: as much of one GPU as the engine takes of its memory.
+
+    So Ray puts engines on one GPU only while their shares fit, and shows no GPU to whoever booked none.
+    """
+    return config.gpu_memory_utilization if num_gpus and config.device != "cpu" else 0.0
+
+
+def model_application(
+    spec: ReplicaSpec, *, num_gpus: float = 0.0, graceful_s: float = 3600.0
+) -> serve.Application:
+    """One model's application: a deployment of engine replicas without a route of its own.
+
+    `num_gpus` is what the cluster has.
+    """
     deployment = serve.deployment(
         name=ENGINE_DEPLOYMENT,
         num_replicas=spec.model.min_replicas,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "num_gpus": gpu_share(spec.model.engine, num_gpus)},
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=graceful_s,
@@ -99,9 +113,9 @@ def _has_controller() -> bool:
 
 def deploy_models(specs: Sequence[ReplicaSpec], *, graceful_s: float) -> None:
     """Deploy or change models and return at once; other applications are not touched."""
-    _deploy(
-        [RunTarget(model_application(spec, graceful_s=graceful_s), spec.model.name, None) for spec in specs]
-    )
+    num_gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+    applications = [model_application(spec, num_gpus=num_gpus, graceful_s=graceful_s) for spec in specs]
+    _deploy([RunTarget(a, spec.model.name, None) for a, spec in zip(applications, specs, strict=True)])
 
 
 def deploy_gateway(spec: GatewaySpec, *, num_replicas: int, graceful_s: float) -> None:
