@@ -46,9 +46,9 @@ MODEL = "smollm2-135m"
 TO_REACH = {"cpu_ms": 0.8, "wall_ms_median": 1.5}
 BIG = 10**12
 LIMITED = Quota(BIG, BIG, BIG, 10**6)
-TEXT = (
-    "You are a helpful assistant for the people of one company. Answer shortly and say where it stands. " * 8
-)
+TEXT = "You are a helpful assistant for the people of one company. Answer shortly and say where it stands. "
+# How often the text stands in the prompt: about 60 and 180 tokens.
+PROMPTS = {"short": 2, "long": 8}
 
 
 class OneAnswer:
@@ -165,7 +165,10 @@ async def ask(app: Any, engines: StubEngines, key: str, body: bytes, taken: Take
     taken.cpu_ms.append((engines.arrived[1] - began[1]) * 1e3)
 
 
-async def measure(redis_url: str, seconds: float, rounds: int) -> tuple[list[dict[str, Taken]], int]:
+async def measure(
+    redis_url: str, seconds: float, rounds: int
+) -> tuple[list[dict[str, Taken]], dict[str, int]]:
+    """Of each round the requests of each kind; and how many tokens each prompt has."""
     master = MasterKey(1, os.urandom(32))
     made = {name: make_key(master.derive(PEPPER_PURPOSE)) for name in ("off", "on")}
     rows = {}
@@ -183,20 +186,31 @@ async def measure(redis_url: str, seconds: float, rounds: int) -> tuple[list[dic
     keys = Authenticator(CachingAuthenticator(Rows(rows), master))
     pipelines = PipelineProvider(load=lambda card: pipeline)
     app = create_app(Settings(), engines, keys, pipelines, admission=limits.admission)
-    messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": "Where do I find the form?"}]
-    body = json.dumps({"model": MODEL, "messages": messages, "max_tokens": 64}).encode()
-    found = []
+    bodies = {name: body_of(times) for name, times in PROMPTS.items()}
+    found: list[dict[str, Taken]] = []
+    num_tokens: dict[str, int] = {}
+    kinds = [(prompt, name) for prompt in PROMPTS for name in made]
     for number in range(rounds + 1):
-        taken = {"off": Taken(), "on": Taken()}
+        taken = {f"{prompt}, limits {name}": Taken() for prompt, name in kinds}
         began = time.perf_counter()
         for turn in range(int(seconds * RATE)):
             await asyncio.sleep(max(0.0, began + turn / RATE - time.perf_counter()))
-            name = ("off", "on")[turn % 2]
-            await ask(app, engines, made[name].text, body, taken[name])
+            prompt, name = kinds[turn % len(kinds)]
+            await ask(app, engines, made[name].text, bodies[prompt], taken[f"{prompt}, limits {name}"])
+            num_tokens[prompt] = engines.num_prompt
         if number:  # the first round warms up
             found.append(taken)
     await limits.close()
-    return found, engines.num_prompt
+    return found, num_tokens
+
+
+def body_of(times: int) -> bytes:
+    """A chat's request."""
+    messages = [
+        {"role": "system", "content": TEXT * times},
+        {"role": "user", "content": "Where do I find the form?"},
+    ]
+    return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 64}).encode()
 
 
 def environment() -> dict[str, Any]:
@@ -227,14 +241,14 @@ def main() -> None:
         valkey = EmbeddedValkey(paths)
         valkey.start()
         try:
-            rounds, num_prompt = asyncio.run(measure(valkey.url, options.seconds, options.rounds))
+            rounds, num_tokens = asyncio.run(measure(valkey.url, options.seconds, options.rounds))
         finally:
             valkey.stop()
             shutil.rmtree(paths.run_dir, ignore_errors=True)
     content = {
         **facts,
         "requests_per_s": RATE,
-        "prompt_tokens": num_prompt,
+        "prompt_tokens": num_tokens,
         "limits_of_a_request": {"off": 0, "on": 8},
         "rounds": [{name: taken.summary() for name, taken in found.items()} for found in rounds],
         "to_reach_with_limits": TO_REACH,

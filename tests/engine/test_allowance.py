@@ -50,7 +50,7 @@ def test_a_bucket_is_filled_by_its_tenants_answers_and_slowly_by_steps() -> None
     allowance.spend("a", 1, 1_000)
     for _ in range(STEPS_BETWEEN):
         allowance.begin_step({"b": 1})
-    assert allowance.left("a") == pytest.approx(STEP_WORK / 2)
+    assert allowance.left("a") == pytest.approx(STEP_WORK)
     for _ in range(100):
         allowance.begin_step({"a": 2})
     assert allowance.left("a") == BURST
@@ -76,7 +76,7 @@ def test_a_long_prompt_is_felt_in_one_of_many_steps_of_others_answers(
     for _ in range(3 * 40 + 1):
         rig.step()
     felt = [(number, taken) for number, taken in enumerate(chunks(rig, before)) if taken]
-    assert felt == [(number * 40, STEP_WORK / 2) for number in range(4)]
+    assert felt == [(number * 40, STEP_WORK) for number in range(4)]
 
 
 def test_it_has_whole_steps_as_soon_as_nobody_else_decodes() -> None:
@@ -87,7 +87,7 @@ def test_it_has_whole_steps_as_soon_as_nobody_else_decodes() -> None:
     before = len(rig.outputs)
     rig.run()
     taken = chunks(rig, before)
-    assert taken[0] == STEP_WORK / 2 and set(taken[1:9]) == {0}
+    assert taken[0] == STEP_WORK and set(taken[1:9]) == {0}
     assert set(taken[11:-1]) == {STEP_WORK}
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 
 # So few of others' tokens wait for such a chunk that the 99th percentile of their waits isn't one of them.
-STEPS_BETWEEN = 200
+STEPS_BETWEEN = 320
 # Prompt work that each token of an answer earns its tenant, in tokens at depth 0.
 EARNED_BY_TOKEN = 16.0
 # Steps of prompt work that a full bucket holds: a prompt of some 1,200 tokens.
@@ -30,6 +30,7 @@ class PromptAllowance:
         self.is_on = math.isfinite(step_work)
         # What one sequence, or one tenant, may take of a step that others want too.
         self._half = step_work / 2
+        self._chunk = step_work  # of a prompt that is cut
         self._burst = BURST_STEPS * step_work
         # Steps in which anybody decoded.
         self._num_steps = 0
@@ -55,7 +56,7 @@ class PromptAllowance:
     def left(self, tenant: str) -> float:
         """What a tenant's bucket holds."""
         left, seen = self._left.get(tenant, (self._burst, self._num_steps))
-        return min(self._burst, left + (self._num_steps - seen) * self._half / STEPS_BETWEEN)
+        return min(self._burst, left + (self._num_steps - seen) * self._chunk / STEPS_BETWEEN)
 
     def share(self, tenant: str, wanted: float, *, others_want: bool) -> float:
         """What a tenant's next prompt, which wants so much work, may take of this step; 0 or less: nothing.
@@ -67,7 +68,7 @@ class PromptAllowance:
         share = self._half - self._taken.get(tenant, 0.0) if others_want else math.inf
         if self._is_guest(tenant) and self._is_long(tenant, wanted):
             last = self._chunk_at.get(tenant, -STEPS_BETWEEN)
-            share = min(share, self._half if self._num_steps - last >= STEPS_BETWEEN else 0.0)
+            share = min(share, self._chunk if self._num_steps - last >= STEPS_BETWEEN else 0.0)
         return share
 
     def spend(self, tenant: str, wanted: float, work: float) -> None:
@@ -80,7 +81,7 @@ class PromptAllowance:
 
     def _is_long(self, tenant: str, wanted: float) -> bool:
         """Whether a prompt must be cut: one that fits into a chunk never is."""
-        return wanted > max(self._half, self.left(tenant))
+        return wanted > max(self._chunk, self.left(tenant))
 
     def _is_guest(self, tenant: str) -> bool:
         return any(name != tenant for name in self._decoding)

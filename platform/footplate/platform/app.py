@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -92,9 +93,21 @@ def _add_posts(app: FastAPI, gateway: Gateway) -> None:
                 "content": {"application/json": {"schema": inlined_schema(body)}},
             }
         }
-        app.add_api_route(
-            path, _bound(gateway, endpoint), methods=["POST"], openapi_extra=extra, name=endpoint.__name__
+        app.router.add_api_route(
+            path,
+            _bound(gateway, endpoint),
+            methods=["POST"],
+            openapi_extra=extra,
+            name=endpoint.__name__,
+            route_class_override=_RawRoute,
         )
+
+
+class _RawRoute(APIRoute):
+    """An endpoint that reads its request itself: there is nothing to resolve for it on each request."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return self.endpoint
 
 
 def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessCheck]) -> None:
