@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -33,6 +32,7 @@ from footplate.platform.http.schemas import (
     DetokenizeBody,
     TokenizeBody,
 )
+from footplate.platform.http.straight_path import StraightEndpoint, StraightPath
 from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import Authenticator, InferenceClient
@@ -59,16 +59,17 @@ def create_app(
     admission = admission or local_admission()
     gateway_metrics = GatewayMetrics(client.stats, admission.metrics)
     gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission)
+    posts: dict[str, StraightEndpoint] = {}
     app = FastAPI(
         title="Footplate",
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        middleware=[Middleware(Edge, limits=edge)],
+        middleware=[Middleware(Edge, limits=edge), Middleware(StraightPath, endpoints=posts)],
         exception_handlers={HTTPException: _framework_error},
         redirect_slashes=False,
     )
-    _add_posts(app, gateway)
+    posts |= _add_posts(app, gateway)
     checks = {"engines": _engines_check(client), **(readiness or {})}
     _add_reads(app, gateway, checks)
     if desk is not None:
@@ -78,7 +79,9 @@ def create_app(
     return app
 
 
-def _add_posts(app: FastAPI, gateway: Gateway) -> None:
+def _add_posts(app: FastAPI, gateway: Gateway) -> dict[str, StraightEndpoint]:
+    """Routes for readers of the schema and for other methods; what answers is given back, by path."""
+    posts: dict[str, StraightEndpoint] = {}
     routes: tuple[tuple[str, _Endpoint, type[BaseModel]], ...] = (
         ("/v1/chat/completions", chat.create_chat_completion, ChatCompletionBody),
         ("/v1/completions", completions.create_completion, CompletionBody),
@@ -93,21 +96,9 @@ def _add_posts(app: FastAPI, gateway: Gateway) -> None:
                 "content": {"application/json": {"schema": inlined_schema(body)}},
             }
         }
-        app.router.add_api_route(
-            path,
-            _bound(gateway, endpoint),
-            methods=["POST"],
-            openapi_extra=extra,
-            name=endpoint.__name__,
-            route_class_override=_RawRoute,
-        )
-
-
-class _RawRoute(APIRoute):
-    """An endpoint that reads its request itself: there is nothing to resolve for it on each request."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return self.endpoint
+        posts[path] = _bound(gateway, endpoint)
+        app.add_api_route(path, posts[path], methods=["POST"], openapi_extra=extra, name=endpoint.__name__)
+    return posts
 
 
 def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessCheck]) -> None:
