@@ -199,6 +199,33 @@ def attention(block_size: int | None = None) -> Sequence[Case]:
     ]
 
 
+def decodes() -> Sequence[Case]:
+    """Attention of rows with one token each; some rows only fill a graph's batch."""
+
+    def build(shape: AttentionShape) -> tuple[Any, ...]:
+        batch = attention_batch(shape)
+        kv = filled_cache(shape, batch)
+        batch.context_lens[3:5] = 0
+        return (
+            _rows(5, len(shape.sequences), shape.heads[0], shape.head_dim),
+            attention_spec(shape),
+            batch,
+            kv,
+        )
+
+    one_after_another = tuple((1, 1 + 37 * index) for index in range(9))
+    shapes = {
+        "one-token": AttentionShape(((1, 1),)),
+        "long": AttentionShape(((1, 700),), (8, 1), 128),
+        "edges": AttentionShape(((1, 31), (1, 32), (1, 33)), (4, 1), 32),
+        "many": AttentionShape(one_after_another, (6, 3), 80),
+        "window": AttentionShape(one_after_another, (6, 2), 96, window=50),
+        "soft-cap": AttentionShape(((1, 77), (1, 256)), (14, 2), 64, soft_cap=5.0),
+        "size-256": AttentionShape(((1, 65), (1, 2)), (2, 1), 256),
+    }
+    return [Case(name, partial(build, shape)) for name, shape in shapes.items()]
+
+
 def shared_prefix() -> Sequence[Case]:
     """Attention whose decode rows are in groups on the same first blocks: (members, shared tokens) each."""
 

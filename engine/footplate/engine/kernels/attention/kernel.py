@@ -69,6 +69,23 @@ def _hidden(scores, at, position, is_key, MASK: tl.constexpr, WINDOW: tl.constex
 
 
 @triton.jit
+def _weigh(
+    scores, total, peak, scale, at, position, is_key,
+    MASK: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax in base 2: (weights, their sum, maximum, factor of what was before)."""
+    factor = scale * _LOG2_E
+    if SOFT_CAP > 0:
+        scores = _soft_capped(scores * scale, SOFT_CAP)
+        factor = _LOG2_E
+    scores = _hidden(scores, at, position, is_key, MASK, WINDOW)
+    higher = tl.maximum(peak, tl.max(scores, axis=1) * factor)
+    weights = tl.exp2(scores * factor - higher[:, None])
+    fade = tl.exp2(peak - higher)
+    return weights, total * fade + tl.sum(weights, axis=1), higher, fade
+
+
+@triton.jit
 def _attend(
     accumulated,
     total,
@@ -118,19 +135,12 @@ def _attend(
             block = tl.load(blocks + tl.minimum(start + KEYS, end - KEYS) // BLOCK_SIZE)
         k = _load_rows(k_base + row, column, is_key, MASK > 0, HEAD_DIM)
         scores = _product(q, tl.trans(k), None, WIDE)
-        factor = scale * _LOG2_E
-        if SOFT_CAP > 0:
-            scores = _soft_capped(scores * scale, SOFT_CAP)
-            factor = _LOG2_E
-        scores = _hidden(scores, at, position, is_key, MASK, WINDOW)
-        higher = tl.maximum(peak, tl.max(scores, axis=1) * factor)
-        weights = tl.exp2(scores * factor - higher[:, None])
-        fade = tl.exp2(peak - higher)
-        total = total * fade + tl.sum(weights, axis=1)
+        weights, total, peak, fade = _weigh(
+            scores, total, peak, scale, at, position, is_key, MASK, WINDOW, SOFT_CAP
+        )
         accumulated = accumulated * fade[:, None]
         v = _load_rows(v_base + row, column, is_key, MASK > 0, HEAD_DIM)
         accumulated = _product(weights.to(q.dtype), v, accumulated, WIDE)
-        peak = higher
     return accumulated, total, peak
 
 

@@ -173,8 +173,7 @@ def block_kernel(
 ):  # fmt: skip
     """Weights are descriptors of boxes [TILE, STEP]: [SIZE, H D], [2 F, SIZE], [SIZE, F], [NEXT_N, SIZE].
 
-    attended, x_gate, inner and x_next have boxes [ROWS, STEP], the last three come by address too; squares
-    [M, SIZE / CHUNK]. `counters` [8] are 0; `spare_counters` are set to 0. NEXT_N may be 0.
+    The four inputs have boxes [ROWS, STEP]; squares are [M, SIZE / CHUNK], counters [8]. NEXT_N may be 0.
     """
     TILE: gl.constexpr = out_weight.block_shape[0]
     weights, rows, w_arrived, x_arrived = new_ring(out_weight, attended, STAGES)

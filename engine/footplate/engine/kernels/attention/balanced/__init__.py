@@ -1,0 +1,1 @@
+"""Decode attention whose keys are shared out evenly, whatever the rows' lengths."""
