@@ -4,8 +4,8 @@
 
 Steps 1 to 5: authenticate, parse, template and tokenise, resolve and authorise, reserve (one round trip to an
 embedded Valkey with its append-only file). The engine is a stub; the clock stops where it is asked. Requests
-come at 100 a second and back to back, one with limits (four of the tenant, four of the key) after one without,
-so that other work on the machine meets both alike. CPU is that of the event loop's thread: all of it runs there.
+come at 100 a second and back to back, one with limits (four of the tenant, four of the key) after one
+without, so that other work on the machine meets both alike. CPU is that of the event loop's thread.
 """
 
 from __future__ import annotations
