@@ -159,6 +159,22 @@ async def test_what_can_never_pass_is_insufficient_quota(
     assert limited.rig.engine.generations == [] and limited.settlement.num_open == 0
 
 
+@pytest.mark.parametrize(
+    "quota", [Quota(tokens_per_day=0), Quota(monthly_budget_pico=0)], ids=["no tokens", "no budget"]
+)
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_whoever_may_use_nothing_is_refused_before_the_body_is_read(
+    limited: Limited, path: str, quota: Quota
+) -> None:
+    """Parsing and tokenising cost everybody: a body that would be a 400 shows that none was done."""
+    for tenant, key in ((quota, None), (Quota(), quota)):
+        limited.set(tenant, key)
+        refused = await limited.post(path, {"model": "smollm2-135m", "nonsense": [1]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    limited.set(replace(quota, mode=LimitMode.SHADOW))
+    assert (await limited.post(path, {"model": "smollm2-135m", "nonsense": [1]})).status_code == 400
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_every_choice_and_the_prompt_as_tokenised_are_reserved(limited: Limited, path: str) -> None:
     """FAULTS b3 34: n=4 of 10 tokens each reserve 40; the prompt counts once, the answers' sum is settled."""

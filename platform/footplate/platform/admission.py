@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.errors import LimitRefused, ModelNotFound
@@ -15,7 +15,7 @@ from footplate.platform.models import NO_SUCH_MODEL
 from footplate.platform.ports import Principal
 from footplate.platform.settlement import Hold, Settlement
 from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
-from footplate.tenancy.limiter.limits import TOKEN_KINDS, Limit, LimitKind, limits_for
+from footplate.tenancy.limiter.limits import TOKEN_KINDS, Limit, LimitKind, Scope, limits_for
 from footplate.tenancy.limiter.local import LocalLimiter
 from footplate.tenancy.limiter.reservations import Limiter
 from footplate.tenancy.quotas import MAX_PRIORITY, MAX_WEIGHT, UNLIMITED, LimitMode, Quota
@@ -133,6 +133,34 @@ class Admission:
         self._terms[name] = (principal.tenant_quota, principal.key_quota, terms)
         return terms
 
+    def refuse_at_once(self, principal: Principal) -> None:
+        """Refuse whoever may use nothing of any model, before anything of the request is read.
+
+        Raises:
+            LimitRefused: an enforced limit or budget of the tenant or the key is 0.
+        """
+        for scope, quota in (
+            (Scope(principal.tenant_id), principal.tenant_quota),
+            (Scope(principal.tenant_id, principal.key_id), principal.key_quota or UNLIMITED),
+        ):
+            if quota.mode is not LimitMode.ENFORCE:
+                continue
+            if quota.monthly_budget_pico == 0:
+                self._refuse_for_budget()
+            for kind in LimitKind:
+                if getattr(quota, kind.value) == 0:
+                    limit = Limit(scope, kind, 0)
+                    self.metrics.refused(RefusalKind.TOO_LARGE.value)
+                    state = LimitState(limit, used=0, reset_ms=0, is_exceeded=True)
+                    raise refused(Refusal(RefusalKind.TOO_LARGE, limit), (state,), 1)
+
+    def _refuse_for_budget(self) -> NoReturn:
+        self.metrics.refused("budget")
+        raise LimitRefused(
+            "The monthly budget is 0, so nothing can be spent. Ask an administrator to raise it.",
+            "insufficient_quota",
+        )
+
     async def reserve(
         self, terms: Terms, request_id: str, num_tokens: int, used_so_far: Callable[[], int]
     ) -> Admitted:
@@ -142,11 +170,7 @@ class Admission:
             LimitRefused: a limit does not admit it; nothing is held.
         """
         if terms.is_out_of_budget:
-            self.metrics.refused("budget")
-            raise LimitRefused(
-                "The monthly budget is 0, so nothing can be spent. Ask an administrator to raise it.",
-                "insufficient_quota",
-            )
+            self._refuse_for_budget()
         if not terms.limits:
             return Admitted()
         decision = await self._decide(terms, request_id, num_tokens)

@@ -38,9 +38,11 @@ class Gateway:
 
         Raises:
             AuthenticationFailed, PermissionDenied: see `authenticate`.
+            LimitRefused: it may use nothing at all.
             UnsupportedParameter: the request asks for idempotency, which this version can't promise.
         """
         principal = await self.authenticate(request)
+        self.admission.refuse_at_once(principal)
         if "idempotency-key" in request.headers:
             raise UnsupportedParameter("Idempotency-Key is not supported in this version.", "Idempotency-Key")
         return principal
