@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -148,6 +149,85 @@ def test_valkey_keeps_its_data_over_a_kill_and_is_adopted_when_it_runs(
     first._server.wait()
     assert not valkey().start()
     assert valkey_says(paths, b"GET colour") == b"$5\r\ngreen\r\n"
+
+
+def servers_of(paths: RunPaths) -> list[int]:
+    """Every Valkey of this installation that lives, found apart from what a handle knows."""
+    binary = b"valkey-server"
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and binary in read(process / "cmdline"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "cwd") == str(paths.valkey_dir) and is_alive(int(process.name)):
+                    found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own child", "another's"])
+def test_a_stopped_valkey_is_ended_before_another_one_starts(
+    paths: RunPaths, valkey: Callable[[], EmbeddedValkey], is_own: bool
+) -> None:
+    first = valkey()
+    first.start()
+    assert valkey_says(paths, b"SET colour green") == b"+OK\r\n"
+    (pid,) = first.pids()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not (first if is_own else valkey()).start()
+    finally:
+        # The one that nobody asked: had it lived on, it would go on writing to the same file.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    assert not is_alive(pid)
+    assert len(servers_of(paths)) == 1
+    assert valkey_says(paths, b"GET colour") == b"$5\r\ngreen\r\n"
+
+
+def test_a_valkey_that_is_held_up_for_a_moment_stays(
+    paths: RunPaths, valkey: Callable[[], EmbeddedValkey]
+) -> None:
+    first = valkey()
+    first.start()
+    (pid,) = first.pids()
+    os.kill(pid, signal.SIGSTOP)
+    waker = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
+    waker.start()
+    try:
+        assert first.start()
+    finally:
+        waker.join()
+    assert servers_of(paths) == [pid]
+
+
+def test_a_valkey_that_still_reads_its_file_is_alive(
+    paths: RunPaths, valkey: Callable[[], EmbeddedValkey]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(paths.valkey_socket))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(b"-LOADING Valkey is loading the dataset in memory\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert valkey().start()
+        thread.join()
+    assert servers_of(paths) == []
+
+
+def test_a_stopped_valkey_does_not_hold_up_the_end(
+    paths: RunPaths, valkey: Callable[[], EmbeddedValkey]
+) -> None:
+    first = valkey()
+    first.start()
+    (pid,) = first.pids()
+    os.kill(pid, signal.SIGSTOP)
+    first.stop()
+    assert servers_of(paths) == []
 
 
 def test_the_keeper_ends_the_servers_when_its_owner_is_killed(

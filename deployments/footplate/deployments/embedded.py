@@ -6,12 +6,10 @@ either; nothing else changes.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import pwd
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -21,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from footplate.deployments.errors import StartupError
-from footplate.deployments.leftovers import is_alive, postmaster_pid, send_signal, stop_postgres, wait_until
+from footplate.deployments.leftovers import (
+    end_processes,
+    find_processes,
+    postmaster_pid,
+    stop_postgres,
+    wait_until,
+)
 from footplate.deployments.run_paths import MARK_VARIABLE, RunPaths
 
 DATABASE_USER = "footplate"
@@ -192,62 +196,71 @@ class EmbeddedValkey:
         """The URL for redis clients."""
         return f"unix://{self._paths.valkey_socket}"
 
-    @property
-    def _pid_file(self) -> Path:
-        return self._paths.valkey_dir / "valkey.pid"
-
     def start(self) -> bool:
-        """Make sure a server answers; True when a running one was adopted.
+        """Make sure that one server runs, and no second beside it; True when a running one was adopted.
+
+        An adopted one may still be reading its file: whoever asks it meanwhile is told so.
 
         Raises:
-            StartupError: it can't be started.
+            StartupError: it can't be started, or a wedged one can't be ended.
         """
-        if self._answers():
+        if self._is_alive():
             return True
+        # No answer is no death: two servers on one folder would each append to the same file, and each would
+        # count for itself. One that is told to stop, or held up for a moment, gets the time for it.
+        if wait_until(lambda: self._is_alive() or not self._processes(), 5.0) and self._is_alive():
+            return True
+        self._end(grace_s=0.0)
         self._paths.valkey_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._paths.valkey_socket.unlink(missing_ok=True)
         command = [
             str(_valkey_binary()),
             *("--port", "0", "--unixsocket", str(self._paths.valkey_socket), "--unixsocketperm", "700"),
             *("--dir", str(self._paths.valkey_dir), "--appendonly", "yes", "--appendfsync", "everysec"),
-            *("--pidfile", str(self._pid_file), "--save", "", "--maxmemory-policy", "noeviction"),
+            *("--save", "", "--maxmemory-policy", "noeviction"),
         ]
         with open(self._paths.log_dir / "valkey.log", "ab") as log:
             server = self._server = _spawn(command, log, self._paths, {})
-        if (
-            not wait_until(lambda: self._answers() or server.poll() is not None, START_S)
-            or not self._answers()
-        ):
+        wait_until(lambda: self._is_ready() or server.poll() is not None, START_S)
+        # A large file may take longer to read than we wait; that is no fault.
+        if server.poll() is not None or not self._is_alive():
             raise StartupError(
                 "Valkey did not start", f"see {self._paths.log_dir}/valkey.log, or set storage.redis_url"
             )
-        # Valkey writes its pid file itself only when it runs as a daemon.
-        self._pid_file.write_text(str(server.pid))
         return False
 
     def pids(self) -> set[int]:
-        """The process of the server that answers on our socket; empty when none does."""
-        try:
-            return {int(self._pid_file.read_text())} if self._answers() else set()
-        except (OSError, ValueError):
-            return set()
+        """The processes of the server that answers on our socket; empty when none does."""
+        return set(self._processes()) if self._is_alive() else set()
 
     def stop(self) -> None:
         """Shut the server down, whoever started it; its append-only file is synced."""
-        started = {self._server.pid} if self._server is not None and self._server.poll() is None else set()
-        for pid in self.pids() | started:
-            send_signal(pid, signal.SIGTERM)
-            wait_until(functools.partial(_is_over, pid), 5.0)
-        self._pid_file.unlink(missing_ok=True)
+        self._end(grace_s=5.0)
+
+    def _end(self, *, grace_s: float) -> None:
+        """End every process of the server, and collect the one that we started."""
+        end_processes(self._processes(), grace_s=grace_s)
+        left = self._processes()
+        if left:
+            raise StartupError(
+                f"Valkey's process {left[0]} neither answers nor ends",
+                "see what holds it, or set storage.redis_url",
+            )
         if self._server is not None:
             self._server.wait()
 
-    def _answers(self) -> bool:
-        return _ask(self._paths.valkey_socket, b"PING\r\n", lambda answer: answer.startswith(b"+PONG"))
+    def _processes(self) -> list[int]:
+        return find_processes(self._paths.mark, str(self._paths.run_dir), program="valkey-server")
 
+    def _is_ready(self) -> bool:
+        return self._says(lambda answer: answer.startswith(b"+PONG"))
 
-def _is_over(pid: int) -> bool:
-    return not is_alive(pid)
+    def _is_alive(self) -> bool:
+        # One that is reading its file, or busy, answers with an error.
+        return self._says(lambda answer: answer[:1] in (b"+", b"-"))
+
+    def _says(self, is_right: Callable[[bytes], bool]) -> bool:
+        return _ask(self._paths.valkey_socket, b"PING\r\n", is_right)
 
 
 def _ask(path: Path, question: bytes, is_right: Callable[[bytes], bool]) -> bool:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def find_processes(mark: str, run_dir: str) -> list[int]:
+def find_processes(mark: str, run_dir: str, *, program: str | None = None) -> list[int]:
     """Process ids that carry the installation's mark in their environment, or else hold on to its run folder.
+
+    `program`: only those that run a file of this name.
 
     The caller and its ancestors are left out, and so is PostgreSQL: only `stop_postgres` ends it in a way
     that keeps its data folder clean. Ray's agents write a title over their command and their environment, how
@@ -26,6 +28,8 @@ def find_processes(mark: str, run_dir: str) -> list[int]:
             continue
         process = Path("/proc") / entry
         if _read(process / "comm").strip() == b"postgres":
+            continue
+        if program is not None and _program(process) != program:
             continue
         if needle in _read(process / "environ").split(b"\0") or (
             _is_our_kind(process)
@@ -121,11 +125,16 @@ def wait_until(claim: Callable[[], object], timeout_s: float, *, every_s: float 
 
 
 def _is_our_kind(process: Path) -> bool:
-    try:
-        program = os.path.basename(os.readlink(process / "exe"))
-    except OSError:
-        return False
+    program = _program(process)
     return program in ("raylet", "gcs_server", "haproxy", "valkey-server") or program.startswith("python")
+
+
+def _program(process: Path) -> str:
+    """The name of the file that a process runs; empty when it can't be told, as of one that has ended."""
+    try:
+        return os.path.basename(os.readlink(process / "exe"))
+    except OSError:
+        return ""
 
 
 def _lineage(pid: int) -> set[int]:
