@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from typer.testing import CliRunner, Result
 
 from footplate.deployments.cli.main import application, main
-from footplate.platform.cli.client import AdminClient
+from footplate.platform.cli.chat import _stream
+from footplate.platform.cli.client import AdminClient, send
+from footplate.platform.cli.errors import CommandError
 from footplate.tenancy.quotas import FIELDS
 from tests.platform.admin.conftest import World
 from tests.platform.admin.test_quotas import WHOLE
@@ -202,5 +205,46 @@ def test_without_a_key_or_a_platform_a_command_says_what_to_do(
     assert "set FOOTPLATE_URL" in str(run("tenants", "list").exception)
     (tmp_path / "keys" / "admin.key").unlink()
     assert "set FOOTPLATE_API_KEY" in str(run("tenants", "list").exception)
-    monkeypatch.setenv("FOOTPLATE_API_KEY", "fp_nobody_wrong")
+    monkeypatch.setenv("FOOTPLATE_API_KEY", f"fp_{'a' * 12}_{'b' * 32}")
     assert "no platform answers" in str(run("tenants", "list").exception)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", " ", "\t\n"])
+def test_a_key_with_a_line_end_behind_it_works(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("FOOTPLATE_API_KEY", world.keys["platform_admin"] + end)
+    assert "team" in said(run("tenants", "list"))
+
+
+@pytest.mark.parametrize("command", [("tenants", "list"), ("chat", "hello")])
+@pytest.mark.parametrize("spoilt", ["{}\nx", "{}é", "{} {}", "x{}", "fp_{}", "é", "fp_nobody_wrong"])
+def test_what_is_no_key_is_said_to_be_none_and_not_repeated(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Any, spoilt: str
+) -> None:
+    key = world.keys["platform_admin"]
+    text = spoilt.replace("{}", key)
+    monkeypatch.setenv("FOOTPLATE_API_KEY", text)
+    in_environment = run(*command)
+    monkeypatch.delenv("FOOTPLATE_API_KEY")
+    for name in ("admin.key", "tenant.key"):
+        (tmp_path / "keys" / name).write_text(text, encoding="utf-8")
+    for result in (in_environment, run(*command)):
+        assert isinstance(result.exception, CommandError), result.exception
+        assert "is not a key" in str(result.exception)
+        assert key.split("_")[2] not in f"{result.exception}{result.output}"
+
+
+def test_no_text_of_the_http_library_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise httpx.LocalProtocolError(f"Illegal header value {request.headers['authorization']!r}")
+
+    client = httpx.Client(
+        transport=httpx.MockTransport(fail),
+        base_url="http://test",
+        headers={"authorization": "Bearer canary"},
+    )
+    for ask in (lambda: send(client, "GET", "/"), lambda: list(_stream(client, {}))):
+        with pytest.raises(CommandError, match="no platform answers") as caught:
+            ask()
+        assert "canary" not in str(caught.value)

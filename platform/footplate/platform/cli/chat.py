@@ -86,7 +86,7 @@ def _stream(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
                 if line.startswith("data: ") and line != "data: [DONE]":
                     yield from _pieces(json.loads(line[6:]))
     except httpx.HTTPError as error:
-        raise unreachable(error) from error
+        raise unreachable(error) from None
 
 
 def _pieces(event: dict[str, Any]) -> Iterator[str]:

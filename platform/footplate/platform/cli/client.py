@@ -8,6 +8,7 @@ import httpx
 
 from footplate.platform.cli.errors import CommandError
 from footplate.platform.settings import client_environment, data_dir
+from footplate.tenancy.api_keys import parse_key
 
 ADMIN = "/admin/v1"
 PAGE = 1000
@@ -17,22 +18,41 @@ def open_client(key_file: str) -> httpx.Client:
     """A client with FOOTPLATE_API_KEY, or else the key of that name in the data folder.
 
     Raises:
-        CommandError: there is no key.
+        CommandError: there is no key, or it has not the form of one; or FOOTPLATE_URL is no URL.
     """
     environment = client_environment()
-    return httpx.Client(
-        base_url=environment.url,
-        headers={"Authorization": f"Bearer {environment.api_key or _first_key(key_file)}"},
-        timeout=httpx.Timeout(30, read=300),
-    )
+    if environment.api_key is not None:
+        key = _checked_key(environment.api_key, "FOOTPLATE_API_KEY")
+    else:
+        key = _first_key(key_file)
+    try:
+        return httpx.Client(
+            base_url=environment.url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(30, read=300),
+        )
+    except httpx.InvalidURL:
+        raise CommandError("FOOTPLATE_URL is not a URL; set it to http://HOST:PORT") from None
 
 
 def _first_key(key_file: str) -> str:
     path = data_dir() / "keys" / key_file
     try:
-        return path.read_text(encoding="ascii").strip()
+        text = path.read_bytes().decode("ascii", "replace")
     except OSError as error:
         raise CommandError(f"no key: set FOOTPLATE_API_KEY ({path}: {error.strerror})") from error
+    return _checked_key(text, str(path))
+
+
+def _checked_key(text: str, where: str) -> str:
+    """A key without the blanks and line ends that come with pasting and with files."""
+    key = text.strip()
+    if parse_key(key) is None:
+        # Of the text itself nothing is said: it may be most of a key.
+        raise CommandError(
+            f"{where} is not a key; a key reads fp_ID_SECRET, as it was shown when it was made"
+        )
+    return key
 
 
 class AdminClient:
@@ -84,18 +104,30 @@ def send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.
     try:
         response = client.request(method, path, **options)
     except httpx.HTTPError as error:
-        raise unreachable(error) from error
+        raise unreachable(error) from None
+    except httpx.InvalidURL:
+        raise CommandError("a name or id that was given can't stand in a URL") from None
     if response.is_error:
         raise refused(response)
     return response
 
 
-def unreachable(error: Exception) -> CommandError:
-    """What to say when nobody answers."""
+def unreachable(error: httpx.HTTPError) -> CommandError:
+    """What to say when nobody answers. The library's own text is kept out: it may quote a header."""
     url = client_environment().url
     return CommandError(
-        f"no platform answers at {url}: {error}; if it runs elsewhere, set FOOTPLATE_URL=http://HOST:PORT"
+        f"no platform answers at {url}: {_fault(error)}; if it runs elsewhere, set FOOTPLATE_URL=http://HOST:PORT"
     )
+
+
+def _fault(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    if isinstance(error, httpx.ConnectError):
+        return "it can't be connected to"
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return "the URL begins with neither http:// nor https://"
+    return "the connection broke off"
 
 
 def refused(response: httpx.Response) -> CommandError:
