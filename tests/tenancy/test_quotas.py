@@ -81,9 +81,9 @@ def test_a_model_without_a_mode_has_its_holders() -> None:
         ({"allowed_models": ["\n"]}, "allowed_models", "printable"),
         ({"allowed_models": [f"m{i}" for i in range(257)]}, "allowed_models", "at most 256"),
         ({"per_model": []}, "per_model", "object of quotas"),
-        ({"per_model": {"a": {"monthly_budget": "1"}}}, "per_model.a.monthly_budget", "for one model"),
-        ({"per_model": {"a": {"per_model": {"b": {}}}}}, "per_model.a.per_model", "for one model"),
-        ({"per_model": {"a": {"tokens_per_day": -1}}}, "per_model.a.tokens_per_day", "from 0"),
+        ({"per_model": {"a": {"monthly_budget": "1"}}}, "per_model.monthly_budget", "for one model"),
+        ({"per_model": {"a": {"per_model": {"b": {}}}}}, "per_model.per_model", "for one model"),
+        ({"per_model": {"a": {"tokens_per_day": -1}}}, "per_model.tokens_per_day", "from 0"),
         ({"rpm": 1}, "rpm", "has no such field; it has requests_per_minute"),
     ],
 )

@@ -95,12 +95,12 @@ class Quota:
             _check_number(name, getattr(self, f"{name}_pico"), 0, PICO * PICO)
         _check_models("allowed_models", self.allowed_models or ())
         _check_models("per_model", self.per_model)
-        for model, quota in self.per_model.items():
+        for quota in self.per_model.values():
             others = sorted(set(quota.fields()) - set(OF_A_MODEL))
             if others:
                 raise InvalidQuota(
                     f"{others[0]} can't be set for one model; {', '.join(OF_A_MODEL)} can",
-                    f"per_model.{model}.{others[0]}",
+                    f"per_model.{others[0]}",
                 )
 
     def allows(self, model: str) -> bool:
@@ -153,7 +153,8 @@ def _per_model(given: Any, mode: LimitMode) -> dict[str, Quota]:
             # The holder's mode, where a model has none of its own.
             found[model] = _parse(values, mode)
         except InvalidQuota as error:
-            raise InvalidQuota(error.message, f"per_model.{model}.{error.field}") from None
+            # Not which model: its name is whatever somebody wrote, and errors are logged and passed on.
+            raise InvalidQuota(error.message, f"per_model.{error.field}") from None
     return found
 
 

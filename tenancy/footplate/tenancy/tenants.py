@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,8 @@ MAX_NAME = 128
 MAX_LABELS = 16
 MAX_LABEL_VALUE = 256
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+# Objects whose own names are fields, so that an error can name one of them.
+_HOLDERS = frozenset({"quota", "before", "after", "replacement", "answer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,11 @@ def check_text(name: str, text: str, *, least: int = 0) -> str:
     """A text of one line, without blanks around it.
 
     Raises:
-        InvalidValue: it is too long, too short, holds control characters, or holds an API key.
+        InvalidValue: it is too long, too short, or holds control characters.
     """
     text = text.strip()
     if not least <= len(text) <= MAX_NAME or not text.isprintable():
         raise InvalidValue(f"{name} must be one line of {least} to {MAX_NAME} characters", name)
-    refuse_keys(name, text)
     return text
 
 
@@ -77,11 +78,37 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
             raise InvalidValue(
                 f"a label's value is one line of at most {MAX_LABEL_VALUE} characters", "labels"
             )
-        refuse_keys("labels", value)
     return dict(labels)
 
 
-def refuse_keys(name: str, text: str) -> None:
-    """Raises InvalidValue for a text that holds an API key: it would be stored and shown in clear."""
-    if LOOKS_LIKE_A_KEY.search(text):
-        raise InvalidValue(f"{name} holds an API key; keys must not be written down here", name)
+def refuse_keys(fields: Mapping[str, Any]) -> None:
+    """Look through everything that is about to be stored, names inside objects too.
+
+    Raises:
+        InvalidValue: a text holds an API key, which would be stored and shown in clear.
+    """
+    for name, value in fields.items():
+        if name in _HOLDERS and isinstance(value, Mapping):
+            refuse_keys(value)
+        elif any(LOOKS_LIKE_A_KEY.search(text) for text in _texts(value)):
+            raise InvalidValue(f"{name} holds an API key; keys must not be written down here", name)
+
+
+def mask_keys(value: Any) -> Any:
+    """The same JSON value with `[key]` in place of every API key in it, names inside objects too."""
+    if isinstance(value, str):
+        return LOOKS_LIKE_A_KEY.sub("[key]", value)
+    if isinstance(value, Mapping):
+        return {mask_keys(name): mask_keys(inner) for name, inner in value.items()}
+    return [mask_keys(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from (name, *_texts(inner))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)

@@ -87,6 +87,8 @@ def misuse(world: World, route: AdminRoute, text: str) -> list[str]:
     real = route.path.format(tenant_id=world.other, key_id=spare.split("_")[1])
     fields = list(route.body.model_fields) if route.body is not None else []
     bodies: list[Any] = [{name: text} for name in fields] + [{name: {text: text}} for name in fields]
+    bodies += [{name: value} for name in fields for value in ([text], {text: ""}, {text: {}}, {"m": text})]
+    bodies += [{"per_model": {text: {"tokens_per_day": value}}} for value in (1, -1, 10**16)]
     bodies += [{"name": "x", name: text} for name in fields] + [{text: text}, text, text.encode()]
     answers = [world.call(route.method, path), world.call(route.method, f"{real}?{text}={text}")]
     for name in route.parameters:
@@ -97,6 +99,33 @@ def misuse(world: World, route: AdminRoute, text: str) -> list[str]:
     for name in ("user_agent", "x_forwarded_for", "x_request_id"):
         answers.append(world.call(route.method, real, **{name: text}))
     return [answer.text + str(answer.headers) for answer in answers]
+
+
+@pytest.mark.parametrize("of", ["tenant", "key"])
+@pytest.mark.parametrize(
+    "names", [lambda key: {"allowed_models": ["m", key]}, lambda key: {"per_model": {key: {}}}]
+)
+def test_a_quota_with_a_key_in_a_models_name_is_refused(world: World, of: str, names: Any) -> None:
+    key = world.keys["member"]
+    path = f"tenants/{world.team}/quota" if of == "tenant" else f"keys/{key.split('_')[1]}/quota"
+    error = world.refused(400, "invalid_value", "PUT", path, names(key))
+    assert error["param"] == next(iter(names(key)))
+    assert world.records()[-1]["outcome"] == "refused"
+    tables = ("tenants", "api_keys", "audit_records", "idempotent_answers")
+    stored = [str(world.rows(f"select * from tenancy.{table}")) for table in tables]
+    assert secret_of(key) not in json.dumps(error) + "".join(stored)
+
+
+def test_a_key_that_an_older_version_stored_can_be_removed_and_is_masked_in_the_record(world: World) -> None:
+    key = world.keys["member"]
+    labels = json.dumps({key: ""})
+    with world.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "update tenancy.tenants set labels = %s::jsonb where id = %s", (labels, world.team)
+        )
+    world.refused(400, "invalid_value", "PATCH", f"tenants/{world.team}", {"cost_center": "1"})
+    world.ok("PATCH", f"tenants/{world.team}", {"labels": {}})
+    assert world.records()[-1]["before"]["labels"] == {"[key]": ""}
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

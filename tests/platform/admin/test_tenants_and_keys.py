@@ -43,6 +43,7 @@ def test_a_tenant_is_made_shown_found_by_name_and_changed(world: World) -> None:
         ({"name": "a", "id": "tnt_0"}, "id"),
         ({"name": f"fp_{'a' * 12}_{'b' * 32}"}, "name"),
         ({"name": "a", "labels": {"k": f"fp_{'a' * 12}_{'b' * 32}"}}, "labels"),
+        ({"name": "a", "labels": {f"fp_{'a' * 12}_{'b' * 32}": ""}}, "labels"),
     ],
 )
 def test_what_no_tenant_may_be_is_refused_by_field(world: World, body: Any, param: str) -> None:

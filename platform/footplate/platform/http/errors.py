@@ -231,18 +231,21 @@ _SAFE_KINDS = frozenset(
 
 # Parts of a location that name a branch of a type, not a field of the request.
 _BRANCHES = ("list[", "dict[", "function-", "constrained-", "json-", "nullable")
-_FREE_KEYS = frozenset({"metadata", "logit_bias"})
+_FREE_KEYS = frozenset({"metadata", "logit_bias", "labels", "per_model"})
 _BRANCH_TYPES = frozenset({"str", "int", "float", "bool", "[key]"})
 
 
 def _param(location: tuple[int | str, ...]) -> str | None:
-    name = ""
+    name, is_key_passed = "", False
     for part in location[:6]:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part not in _BRANCH_TYPES and not part.startswith(_BRANCHES):
             # Keys that clients choose are content, and so is a name that no parameter could have.
-            if name in _FREE_KEYS or not part.isidentifier() or len(part) > MAX_NAME_CHARACTERS:
+            if name in _FREE_KEYS and not is_key_passed:
+                is_key_passed = True
+                continue
+            if not part.isidentifier() or len(part) > MAX_NAME_CHARACTERS:
                 break
             name += f".{part}" if name else part
     return name[:_MAX_PARAM_CHARACTERS] or None

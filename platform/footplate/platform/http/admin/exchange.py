@@ -110,7 +110,7 @@ class AdminExchange:
                 f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters",
                 "Idempotency-Key",
             )
-        refuse_keys("Idempotency-Key", key)
+        refuse_keys({"Idempotency-Key": key})
         asked = self.body.model_dump(mode="json", exclude_unset=True)
         # The path tells the endpoint and its target apart; ids can't hold a line break.
         text = f"{self.request.url.path}\n{json.dumps(asked, sort_keys=True)}"

@@ -35,7 +35,7 @@ from footplate.tenancy.api_keys import KeyRecord, Role
 from footplate.tenancy.changes import Change, Changes
 from footplate.tenancy.errors import InvalidValue, NameTaken
 from footplate.tenancy.quotas import Quota
-from footplate.tenancy.tenants import Tenant
+from footplate.tenancy.tenants import Tenant, mask_keys, refuse_keys
 
 MAX_CHANGES = 1000
 REMEMBERED = text("interval '24 hours'")
@@ -159,14 +159,14 @@ class _Writer(_Reader):
 
     def add_tenant(self, tenant: Tenant) -> Tenant:
         self._refuse_taken(tenant)
-        values = {"id": new_tenant_id(), **_tenant_values(tenant)}
+        values = _checked({"id": new_tenant_id(), **_tenant_values(tenant)})
         query = insert(tenants).values(values).returning(tenants)
         return as_tenant(self._connection.execute(query).mappings().one())
 
     def save_tenant(self, tenant: Tenant) -> None:
         self._refuse_taken(tenant)
         self._connection.execute(
-            update(tenants).where(tenants.c.id == tenant.id).values(_tenant_values(tenant))
+            update(tenants).where(tenants.c.id == tenant.id).values(_checked(_tenant_values(tenant)))
         )
 
     def add_key(self, key: KeyRecord, hashed: bytes) -> KeyRecord:
@@ -182,7 +182,7 @@ class _Writer(_Reader):
             "created_at": key.created_at,
             "expires_at": key.expires_at,
         }
-        query = insert(api_keys).values(values).returning(api_keys)
+        query = insert(api_keys).values(_checked(values)).returning(api_keys)
         return _as_key(self._connection.execute(query).mappings().one())
 
     def save_key(self, key: KeyRecord) -> None:
@@ -191,7 +191,8 @@ class _Writer(_Reader):
             "expires_at": key.expires_at,
             "revoked_at": key.revoked_at,
         }
-        self._connection.execute(update(api_keys).where(api_keys.c.public_id == key.public_id).values(values))
+        query = update(api_keys).where(api_keys.c.public_id == key.public_id)
+        self._connection.execute(query.values(_checked(values)))
 
     def record(self, record: AuditRecord) -> None:
         target = record.target
@@ -207,10 +208,11 @@ class _Writer(_Reader):
             "target_kind": None if target is None else target.kind.value,
             "target_id": None if target is None else target.id,
             "tenant_id": None if target is None else target.tenant_id,
-            "before": None if record.before is None else dict(record.before),
+            # What an older version let in must not stand against the change that removes it.
+            "before": None if record.before is None else mask_keys(record.before),
             "after": None if record.after is None else dict(record.after),
         }
-        self._connection.execute(insert(audit_records).values(values))
+        self._connection.execute(insert(audit_records).values(_checked(values)))
         self._recorded.append(record)
 
     def recall(self, caller_key_id: str, idempotency_key: str) -> RememberedAnswer | None:
@@ -231,13 +233,19 @@ class _Writer(_Reader):
             "request_hash": answer.request_hash,
             "answer": dict(answer.answer),
         }
-        self._connection.execute(insert(table).values(values))
+        self._connection.execute(insert(table).values(_checked(values)))
 
     def _refuse_taken(self, tenant: Tenant) -> None:
         # Nobody else writes now, so what is free here stays free.
         query = select(tenants.c.id).where(tenants.c.name == tenant.name, tenants.c.id != tenant.id)
         if self._connection.execute(query).first() is not None:
             raise NameTaken(f"a tenant named {tenant.name!r} exists; choose another name")
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The one guard before all that is stored. Raises InvalidValue."""
+    refuse_keys(values)
+    return values
 
 
 def _tenant_values(tenant: Tenant) -> dict[str, Any]:
