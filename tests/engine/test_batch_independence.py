@@ -124,12 +124,13 @@ def test_prompt_logprobs_are_equal_on_the_second_call_and_in_chunks(make_engine:
     answers = [run_one(core, prompt, greedy(1, prompt_logprobs=3)) for core in (whole, whole, cut)]
     first = answers[0].prompt_logprobs
     assert first is not None and first[0] is None and len(first) == len(prompt)
-    for answer in answers:
+    # Products over other numbers of rows are summed in another order, by a kernel that follows the processor.
+    for answer, tolerance in zip(answers, (0.0, 1e-5, 5e-5), strict=True):
         assert answer.cached_tokens == 0 and answer.prompt_logprobs is not None
         for want, got, token in zip(first[1:], answer.prompt_logprobs[1:], prompt[1:], strict=True):
             assert want is not None and got is not None
             assert got.token_id == token
-            assert got.logprob == pytest.approx(want.logprob, abs=1e-5)
+            assert got.logprob == pytest.approx(want.logprob, abs=tolerance)
             assert got.top[0][0] == want.top[0][0]
 
 

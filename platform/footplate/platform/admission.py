@@ -232,8 +232,15 @@ def refused(refusal: Refusal, states: Sequence[LimitState], num_tokens: int) -> 
     )
     retry = refusal.retry_after_s
     when = "when another ends" if refusal.kind is RefusalKind.CONCURRENCY else f"in {retry} s"
+    needs, mend = f"{asked}", f"Try again {when}."
+    if limit.kind in TOKEN_KINDS:
+        # Without max_tokens a request holds all that the model may answer; its number alone doesn't tell.
+        needs, mend = (
+            f"{asked}, its longest answer included",
+            f"Try again {when}, or with a smaller max_tokens.",
+        )
     return LimitRefused(
-        f"{which}; {left} are left and this request needs {asked}. Try again {when}.",
+        f"{which}; {left} are left and this request needs {needs}. {mend}",
         "rate_limit_exceeded",
         retry,
         about="tokens" if limit.kind in TOKEN_KINDS else "requests",

@@ -26,7 +26,7 @@ from footplate.tenancy.errors import TenancyError
 
 application = typer.Typer(
     name="footplate",
-    help="Serve language models to a company's teams: OpenAI API, exact metering, private tenants.",
+    help="Serve language models to a company's teams: OpenAI API, exact limits, private tenants.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
