@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, connect
+from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
 from footplate.tenancy.limiter.breaker import Breaker
 from footplate.tenancy.limiter.decisions import Amounts, RefusalKind
 from footplate.tenancy.limiter.degrading import DegradedConfig, DegradedMode, DegradingLimiter
@@ -30,8 +30,9 @@ class World:
         self.server = server
         self.now_s = 0.0
         self.client = connect(server.url)
+        shared = ValkeyLimiter(self.client, ValkeyLimiterConfig(timeout_s=0.3))
         self.breaker = Breaker(max_failures=2, retry_s=1.0, clock=lambda: self.now_s)
-        self.limiter = DegradingLimiter(ValkeyLimiter(self.client), LocalLimiter(), self.breaker, config)
+        self.limiter = DegradingLimiter(shared, LocalLimiter(), self.breaker, config)
 
     async def reserve(self, name: str, num_tokens: int, *limits: Limit) -> RefusalKind | None:
         """The refusal, or None when admitted; always within a second."""
@@ -115,6 +116,68 @@ def test_nobody_waits_while_the_breaker_is_open_and_one_trial_finds_the_store_ba
         assert not world.limiter.is_degraded and not world.breaker.is_open
 
     play(story, modes())
+
+
+def test_a_change_to_the_local_share_forgets_nothing_that_was_used() -> None:
+    requests = Limit(Scope(TENANT), LimitKind.REQUESTS_PER_MINUTE, 10)
+
+    async def count(world: World, name: str) -> int:
+        answers = [await world.reserve(f"{name} {number}", 1, requests) for number in range(12)]
+        assert set(answers) <= {None, RefusalKind.OVER_WINDOW}
+        return answers.count(None)
+
+    async def story(world: World) -> None:
+        for number in range(6):
+            assert await world.reserve(f"shared {number}", 1, requests) is None
+        world.server.pause()
+        # Of the four that are left, half are this process's.
+        assert await count(world, "away") == 2
+        world.server.go_on()
+        world.now_s += 1.0
+        # What was asked in vain is released; of the local two the store never heard.
+        await world.limiter.look_after_store()
+        assert await world.used(requests) == 6
+        assert await count(world, "back") == 4
+        world.server.pause()
+        assert await count(world, "away again") == 0
+
+    play(story, modes())
+
+
+def test_what_was_learned_leaves_with_its_window() -> None:
+    now_ms = 0
+    limiter = LocalLimiter(clock_ms=lambda: now_ms)
+
+    async def run() -> None:
+        nonlocal now_ms
+        limiter.learn(REQUESTS, 2, until_ms=40_000)
+        assert (await limiter.reserve(TENANT, "a", [REQUESTS], Amounts())).is_admitted
+        decision = await limiter.reserve(TENANT, "b", [REQUESTS], Amounts())
+        assert decision.refusal is not None and decision.refusal.retry_after_s == 40
+        assert decision.states[0].used == 3
+        now_ms = 40_000
+        assert (await limiter.peek(TENANT, [REQUESTS]))[0].used == 1
+
+    asyncio.run(run())
+
+
+def test_an_event_loop_that_stood_still_is_no_outage() -> None:
+    async def story(world: World) -> None:
+        requests = Limit(Scope(TENANT), LimitKind.REQUESTS_PER_MINUTE, 10)
+        assert await world.reserve("first", 1, requests) is None
+        calls = [
+            asyncio.create_task(world.limiter.reserve(TENANT, f"{n}", [requests], Amounts()))
+            for n in range(12)
+        ]
+        for _ in range(2):
+            # Until the questions are on their way.
+            await asyncio.sleep(0)
+        time.sleep(0.8)  # not a wait for anything: it is what holds up the loop
+        decisions = await asyncio.gather(*calls)
+        assert sum(decision.is_admitted for decision in decisions) == 9
+        assert not world.limiter.is_degraded and world.limiter.num_changes == 0
+
+    play(story)
 
 
 def test_one_log_line_tells_of_each_change(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,15 +16,23 @@ class BucketWindow:
         # Oldest first; only the bucket of now ever grows.
         self._amounts: dict[int, int] = {}
         self._total = 0
+        # What others have counted, and until when it may be in the window.
+        self._learned, self._learned_until_ms = 0, 0
+
+    def learn(self, amount: int, until_ms: int) -> None:
+        """Count what others have counted, until it has left; this replaces what was learned before."""
+        self._learned, self._learned_until_ms = amount, until_ms
 
     def used(self, now_ms: int) -> int:
         """What the window of this moment holds."""
+        if self._learned_until_ms <= now_ms:
+            self._learned = 0
         while self._amounts:
             oldest = next(iter(self._amounts))
             if self._window.end_ms(oldest) > now_ms:
                 break
             self._total -= self._amounts.pop(oldest)
-        return self._total
+        return self._total + self._learned
 
     def take(self, amount: int, now_ms: int) -> int:
         """Count an amount, whatever the limit; the bucket it went to."""
@@ -49,16 +57,20 @@ class BucketWindow:
     def wait_ms(self, excess: int, now_ms: int) -> int:
         """Until the oldest buckets that hold an excess together have left. There must be as much."""
         self.used(now_ms)
-        for bucket, amount in self._amounts.items():
+        ends = [(self._window.end_ms(bucket), amount) for bucket, amount in self._amounts.items()]
+        if self._learned:
+            ends = sorted([*ends, (self._learned_until_ms, self._learned)])
+        for end_ms, amount in ends:
             excess -= amount
             if excess <= 0:
-                return self._window.end_ms(bucket) - now_ms
+                return end_ms - now_ms
         raise AssertionError("more than the window holds")
 
     def reset_ms(self, now_ms: int) -> int:
         """Until the window is empty, if nothing more is taken."""
         self.used(now_ms)
-        return self._window.end_ms(next(reversed(self._amounts))) - now_ms if self._amounts else 0
+        end_ms = self._window.end_ms(next(reversed(self._amounts))) if self._amounts else now_ms
+        return (max(end_ms, self._learned_until_ms) if self._learned else end_ms) - now_ms
 
 
 class RunningRequests:

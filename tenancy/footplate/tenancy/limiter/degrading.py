@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from footplate.tenancy.errors import LimiterUnavailable
 from footplate.tenancy.limiter.breaker import Breaker
 from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
-from footplate.tenancy.limiter.limits import Limit, LimitKind
+from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind, Scope
 from footplate.tenancy.limiter.local import LocalLimiter
 from footplate.tenancy.limiter.reservations import Limiter, Outcome, ReservationState
 
@@ -38,12 +39,13 @@ class DegradedConfig:
     """`modes`: kinds left out are LOCAL. `local_share`: this process's part of a limit, above 0, at most 1.
 
     `max_unsent`: how many ends of reservations are kept for the store's return; the oldest are dropped first,
-    and their reservations then expire.
+    and their reservations then expire. `max_known`: of how many windows it is known what they last held.
     """
 
     modes: Mapping[LimitKind, DegradedMode] = field(default_factory=dict)
     local_share: float = 1.0
     max_unsent: int = 10_000
+    max_known: int = 20_000
 
     def __post_init__(self) -> None:
         if not 0 < self.local_share <= 1:
@@ -71,6 +73,8 @@ class DegradingLimiter:
         self._num_changes = 0
         # Ends that the store may not have heard of, oldest first.
         self._unsent: OrderedDict[tuple[str, str], _End] = OrderedDict()
+        # What the store last said of each window, and until when that may be in it; the latest at the end.
+        self._known: OrderedDict[tuple[Scope, LimitKind], tuple[int, int]] = OrderedDict()
 
     @property
     def is_degraded(self) -> bool:
@@ -103,7 +107,8 @@ class DegradingLimiter:
             undo=((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id)),
         )
         if decision is None:
-            decision = await self._reserve_degraded(tenant_id, request_id, limits, amounts)
+            return await self._reserve_degraded(tenant_id, request_id, limits, amounts)
+        self._note(decision.states)
         return decision
 
     async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
@@ -130,7 +135,11 @@ class DegradingLimiter:
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`; while the store is away, of this process alone."""
         states = await self._ask(lambda: self._shared.peek(tenant_id, limits))
-        return await self._local.peek(tenant_id, limits) if states is None else states
+        if states is None:
+            self._tell_local(limits)
+            return await self._local.peek(tenant_id, limits)
+        self._note(states)
+        return states
 
     async def sweep(self, tenant_id: str) -> int:
         """As `Limiter.sweep`, in both limiters."""
@@ -180,6 +189,7 @@ class DegradingLimiter:
             if mode is DegradedMode.CLOSED and limit.is_enforced:
                 return Decision(request_id, refusal=Refusal(RefusalKind.UNAVAILABLE, limit, 1))
         shares = [self._share_of(limit) for limit, mode in modes if mode is DegradedMode.LOCAL]
+        self._tell_local(shares)
         decision = await self._local.reserve(tenant_id, request_id, shares, amounts)
         refusal = decision.refusal
         if refusal is None or refusal.kind is not RefusalKind.TOO_LARGE or refusal.limit is None:
@@ -191,6 +201,27 @@ class DegradingLimiter:
             # Too large for this process's share, not for the limit: it passes when the store is back.
             refusal = Refusal(RefusalKind.UNAVAILABLE, whole, 1)
         return replace(decision, refusal=refusal)
+
+    def _note(self, states: Sequence[LimitState]) -> None:
+        now_ms, known = self._local.now_ms(), self._known
+        for state in states:
+            if state.limit.kind in WINDOWS:
+                name = (state.limit.scope, state.limit.kind)
+                known[name] = (state.used, now_ms + state.reset_ms)
+                known.move_to_end(name)
+        while len(known) > self._config.max_known:
+            known.popitem(last=False)
+
+    def _tell_local(self, limits: Sequence[Limit]) -> None:
+        """Let the local limiter begin where the store was: else each change would open a fresh limit.
+
+        Only this process's share of it, as of the limit: the others count theirs.
+        """
+        for limit in limits:
+            found = self._known.pop((limit.scope, limit.kind), None)
+            if found is not None:
+                used, until_ms = found
+                self._local.learn(limit, math.ceil(used * self._config.local_share), until_ms)
 
     def _share_of(self, limit: Limit) -> Limit:
         share = int(limit.max_amount * self._config.local_share)

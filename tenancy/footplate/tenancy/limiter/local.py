@@ -64,6 +64,14 @@ class LocalLimiter:
         """Whether this reservation was made here."""
         return (tenant_id, request_id) in self._reservations
 
+    def now_ms(self) -> int:
+        """The time that it goes by."""
+        return self._clock_ms()
+
+    def learn(self, limit: Limit, used: int, until_ms: int) -> None:
+        """Count what is known to be used of a window elsewhere, until it has left it."""
+        self._window(limit).learn(used, until_ms)
+
     async def reserve(
         self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
     ) -> Decision:
