@@ -65,6 +65,9 @@ def test_a_model_without_a_mode_has_its_holders() -> None:
     [
         ({"requests_per_minute": -1}, "requests_per_minute", "is -1; it must be from 0 to 1000000000000000"),
         ({"tokens_per_day": 10**15 + 1}, "tokens_per_day", "must be from 0"),
+        ({"tokens_per_day": 10**4000}, "tokens_per_day", "is too large; it must be from 0"),
+        ({"weight": 10**4000}, "weight", "is too large; it must be from 0.01"),
+        ({"priority": -(10**4000)}, "priority", "is too small; it must be from -100"),
         ({"tokens_per_minute": 1.5}, "tokens_per_minute", "a number with a fraction"),
         ({"tokens_per_minute": True}, "tokens_per_minute", "a boolean"),
         ({"max_concurrent_requests": "4"}, "max_concurrent_requests", "a string"),

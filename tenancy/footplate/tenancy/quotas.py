@@ -17,6 +17,7 @@ from footplate.tenancy.errors import InvalidQuota
 
 PICO = 10**12  # budgets are integers of 10⁻¹² of the currency's unit
 MAX_AMOUNT = 10**15  # Valkey's scripts count in doubles, which are exact up to 2**53
+MAX_SHOWN = 10**24  # larger numbers are not repeated in errors
 MAX_PRIORITY = 100
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 1000.0
 MAX_MODELS = 256
@@ -163,11 +164,14 @@ def _check_number(name: str, value: float | None, least: float, most: float) -> 
     if value is None:
         return
     kinds: tuple[type, ...] = (int, float) if name.endswith("weight") else (int,)
-    if type(value) not in kinds or not isfinite(value):
+    # No float, however large, holds every whole number that JSON can.
+    if type(value) not in kinds or (isinstance(value, float) and not isfinite(value)):
         what = "a number" if float in kinds else "a whole number"
         raise InvalidQuota(f"{name} must be {what} or null; it is {_described(value)}", name)
     if not least <= value <= most:
-        shown = _money_text(int(value)) if name in BUDGETS else value
+        shown: object = _money_text(int(value)) if name in BUDGETS else value
+        if abs(value) > MAX_SHOWN:
+            shown = "too large" if value > 0 else "too small"
         bounds = [_money_text(int(bound)) if name in BUDGETS else f"{bound:g}" for bound in (least, most)]
         if name in AMOUNTS:
             bounds[1] = str(most)

@@ -225,6 +225,33 @@ def test_a_page_that_can_not_be_is_refused(world: World, query: str, param: str)
         assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("text", ["%00", "a%00b", "%0A", "%E2%80%8B"])
+def test_a_query_with_what_no_database_holds_is_refused(world: World, text: str) -> None:
+    keys = f"tenants/{world.team}/keys"
+    for path, param in (
+        ("tenants", "name"),
+        ("tenants", "after"),
+        (keys, "after"),
+        ("audit", "tenant_id"),
+        ("audit", "target_id"),
+        ("audit", "after"),
+    ):
+        error = world.refused(400, "invalid_value", "GET", f"{path}?{param}={text}")
+        assert error["param"] == param
+
+
+def test_a_change_that_fails_by_a_fault_of_ours_leaves_a_record_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(pepper: bytes) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr("footplate.tenancy.admin.keys.make_key", fail)
+    assert world.call("POST", f"tenants/{world.team}/keys", {}).status_code == 500
+    [record] = world.records()
+    assert (record["action"], record["outcome"], record["code"]) == ("key.create", "refused", "server_error")
+
+
 def test_a_database_that_is_away_is_a_503_and_no_change(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

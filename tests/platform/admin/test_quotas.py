@@ -74,6 +74,8 @@ def test_a_keys_quota_stands_beside_its_tenants(world: World) -> None:
         ({"tokens_per_day": -1}, "tokens_per_day"),
         ({"tokens_per_day": 10**16}, "tokens_per_day"),
         ({"tokens_per_day": "1"}, "tokens_per_day"),
+        ({"tokens_per_day": 10**4000}, "tokens_per_day"),
+        ({"priority": -(10**4000)}, "priority"),
         ({"weight": 0}, "weight"),
         ({"weight": 1e9}, "weight"),
         ({"priority": 1000}, "priority"),

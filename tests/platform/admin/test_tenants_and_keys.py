@@ -164,7 +164,14 @@ def test_a_rotated_key_lives_as_long_as_the_old_one_did_and_never_prolongs_it(wo
     assert new["expires_at"] == "2026-11-01T15:00:00Z"
 
 
-@pytest.mark.parametrize("overlap_s", [-1, 30 * 24 * 3600 + 1, 1.5, "1"])
+def test_a_key_that_ends_with_the_last_date_is_rotated_to_one_that_does(world: World) -> None:
+    last = "9999-12-31T23:59:59Z"
+    old = world.ok("POST", f"tenants/{world.team}/keys", {"expires_at": last})
+    world.pass_time(hours=1)
+    assert world.ok("POST", f"keys/{old['id']}/rotate", {})["expires_at"] == last
+
+
+@pytest.mark.parametrize("overlap_s", [-1, 10**4000, 30 * 24 * 3600 + 1, 1.5, "1"])
 def test_an_overlap_has_bounds(world: World, overlap_s: Any) -> None:
     old = world.ok("POST", f"tenants/{world.team}/keys", {})
     world.refused(400, "invalid_value", "POST", f"keys/{old['id']}/rotate", {"overlap_s": overlap_s})
@@ -208,6 +215,19 @@ def test_a_tenants_admin_sees_and_changes_its_own_tenant_alone(world: World) -> 
         nowhere = world.refused(404, "not_found", method, absent, None if method == "GET" else {}, **own)
         assert there == nowhere
     assert world.opens(world.keys["member"])
+
+
+def test_a_cursor_tells_nothing_of_other_tenants_rows(world: World) -> None:
+    own = {"key": "tenant_admin"}
+    foreign = world.add_key(Role.MEMBER, world.other).split("_")[1]
+    for path, there, absent in (
+        (f"tenants/{world.team}/keys", foreign, "0" * 12),
+        ("tenants", world.other, "tnt_0000000000000000"),
+    ):
+        of_there = world.refused(400, "invalid_value", "GET", f"{path}?after={there}", **own)
+        assert of_there == world.refused(400, "invalid_value", "GET", f"{path}?after={absent}", **own)
+    assert world.ok("GET", f"tenants?after={world.team}", **own)["data"] == []
+    assert world.ok("GET", f"tenants?after={world.team}")["data"] != []
 
 
 def test_a_tenants_admin_takes_no_rights_through_keys(world: World) -> None:

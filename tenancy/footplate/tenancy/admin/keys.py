@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from footplate.tenancy.access import Action, require_grant, require_reach
@@ -17,6 +17,8 @@ from footplate.tenancy.tenants import check_labels, check_text, time_text
 
 DEFAULT_OVERLAP_S = 24 * 3600
 MAX_OVERLAP_S = 30 * 24 * 3600
+# The last second that a date can name.
+LAST_EXPIRY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 def create_key(
@@ -91,13 +93,13 @@ def rotate_key(
     before = find_key(writer, caller, key_id, Action.ROTATE_KEY)
     require_grant(caller.role, before.role)
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
-        raise InvalidValue(f"overlap_s is {overlap_s}; it must be from 0 to {MAX_OVERLAP_S}", "overlap_s")
+        raise InvalidValue(f"overlap_s must be from 0 to {MAX_OVERLAP_S}", "overlap_s")
     _check_expiry(expires_at, now)
     state = before.state(now)
     if state != "live":
         raise Conflict(f"this key is {state}; create a new one instead")
     if expires_at is None and before.expires_at is not None and before.created_at is not None:
-        expires_at = now + (before.expires_at - before.created_at)
+        expires_at = now + min(before.expires_at - before.created_at, LAST_EXPIRY - now)
     if overlap_s:
         end = now + timedelta(seconds=overlap_s)
         ended = replace(before, expires_at=min(end, before.expires_at or end))

@@ -25,7 +25,7 @@ from footplate.tenancy.admin.administration import IdempotentRequest
 from footplate.tenancy.admin.audit import Caller, Target, TargetKind
 from footplate.tenancy.admin.store import DEFAULT_LIMIT, Page, Writer
 from footplate.tenancy.api_keys import Role
-from footplate.tenancy.errors import InvalidValue, NotFound
+from footplate.tenancy.errors import InvalidValue, NotFound, StoreUnavailable
 from footplate.tenancy.tenants import refuse_keys
 
 PREFIX = "/admin/v1"
@@ -82,8 +82,11 @@ class AdminExchange:
         return {name: getattr(self.body, name) for name in self.body.model_fields_set}
 
     def query(self, name: str) -> str | None:
-        """A parameter of the query."""
-        return self.request.query_params.get(name)
+        """A parameter of the query. Raises InvalidValue for what stands in no name and no id."""
+        value = self.request.query_params.get(name)
+        if value is not None and not value.isprintable():
+            raise InvalidValue(f"{name} must hold printable characters only", name)
+        return value
 
     def page(self) -> Page:
         """Which part of the list is asked for. Raises InvalidValue."""
@@ -148,7 +151,8 @@ async def answer(route: AdminRoute, desk: AdminDesk, gateway: Gateway, request: 
         raise
     except Exception as error:
         refusal = api_error(error)
-        if route.is_change and refusal.status < 500:
+        # One that failed by a fault of ours too. Without the database there is nowhere to write.
+        if route.is_change and not isinstance(error, StoreUnavailable):
             await desk.note_refusal(caller, route.action, _target(request), refusal.code)
         raise
 

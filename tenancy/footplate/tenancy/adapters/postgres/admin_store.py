@@ -127,13 +127,14 @@ class _Reader:
     ) -> Listed[_Item]:
         seq = table.c.seq
         if page.after is not None:
-            begin = self._seq_of(table, id_column, page.after)
+            begin = self._seq_of(query, table, id_column, page.after)
             query = query.where(seq < begin if page.is_newest_first else seq > begin)
         query = query.order_by(seq.desc() if page.is_newest_first else seq).limit(page.limit + 1)
         rows = self._connection.execute(query).mappings().all()
         return Listed([read(row) for row in rows[: page.limit]], len(rows) > page.limit)
 
-    def _seq_of(self, table: Table, id_column: str, after: str) -> int:
+    def _seq_of(self, query: Select[Any], table: Table, id_column: str, after: str) -> int:
+        """Where a row stands in the list of `query`; other lists' rows are as unknown as none."""
         if id_column == "seq":
             # Any number will do: records of a filtered list have gaps between them.
             if after.isascii() and after.isdigit() and len(after) < 19:
@@ -141,8 +142,9 @@ class _Reader:
             found = None
         else:
             # No row is ever deleted, so a cursor stays good.
-            query = select(table.c.seq).where(table.c[id_column] == after)
-            found = self._connection.execute(query).scalar()
+            found = self._connection.execute(
+                query.with_only_columns(table.c.seq).where(table.c[id_column] == after)
+            ).scalar()
         if found is None:
             raise InvalidValue("after names no row of this list; give the `next` of an answer", "after")
         return int(found)

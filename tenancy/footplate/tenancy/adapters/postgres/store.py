@@ -28,7 +28,11 @@ from footplate.tenancy.quotas import Quota
 from footplate.tenancy.tenants import Tenant
 
 CONNECT_S = 3
-_CONNECT_ARGUMENTS = {"connect_timeout": CONNECT_S, "options": "-c statement_timeout=5000"}
+# In UTC no moment that a key may end at falls into the year 10000, which dates of Python can't hold.
+_CONNECT_ARGUMENTS = {
+    "connect_timeout": CONNECT_S,
+    "options": "-c statement_timeout=5000 -c timezone=UTC",
+}
 # The driver's own errors too: look-ups of keys go past SQLAlchemy.
 _UNAVAILABLE = (
     OperationalError,
