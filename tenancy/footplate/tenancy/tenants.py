@@ -15,6 +15,7 @@ from footplate.tenancy.quotas import Quota
 MAX_NAME = 128
 MAX_LABELS = 16
 MAX_LABEL_VALUE = 256
+TENANT_ID = re.compile(r"tnt_[0-9a-f]{16}", re.ASCII)
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Objects whose own names are fields, so that an error can name one of them.
 _HOLDERS = frozenset({"quota", "before", "after", "replacement", "answer"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -190,12 +192,41 @@ def test_what_is_refused_is_one_line_and_code_1(
         ("quotas", "set", "team"),
         ("quotas", "set", "team", "--tokens-per-day", "many"),
         ("quotas", "set", "team", "--mode", "off"),
+        ("quotas", "set", "team", "--weight", "nan"),
+        ("quotas", "set", "team", "--weight", "inf"),
+        ("quotas", "set", "team", "--cached-token-weight", "-Infinity"),
+        ("quotas", "set", "team", "--per-model", "NaN"),
+        ("quotas", "set", "team", "--per-model", '{"m": {"tokens_per_day": 1e999}}'),
+        ("quotas", "set", "team", "--per-model", "[" * 100_000),
         ("audit", "--limit", "0"),
     ],
 )
 def test_wrong_usage_is_code_2(run: Run, arguments: Any) -> None:
     result = run(*arguments)
     assert result.exit_code == 2, result.output
+
+
+def test_a_tenant_whose_name_begins_as_an_id_is_found_by_it(run: Run, world: World) -> None:
+    for name in ("tnt_foo12907", "tnt_0123456789abcdef0"):
+        made = parsed(run("tenants", "create", name, "--json"))
+        assert parsed(run("tenants", "show", name, "--json")) == made
+        assert parsed(run("tenants", "show", made["id"], "--json")) == made
+
+
+def test_a_text_that_is_not_utf8_is_refused_in_one_line(run: Run) -> None:
+    for arguments in (("tenants", "create", "\udcff"), ("tenants", "show", "\udcff")):
+        assert isinstance(run(*arguments).exception, CommandError)
+
+
+@pytest.mark.parametrize("arguments", [("tenants", "list"), ("tenants", "list", "--json")])
+def test_output_that_can_not_be_written_is_one_line_and_code_1(run: Run, arguments: Any) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "footplate.deployments.cli.main", *arguments]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "footplate: the output can't be written: No space left on device\n",
+    )
 
 
 def test_without_a_key_or_a_platform_a_command_says_what_to_do(

@@ -5,6 +5,8 @@ Every fault that a user can mend ends as one line on standard error and exit cod
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import typer
@@ -24,6 +26,7 @@ from footplate.platform.cli.tenants import tenant_commands
 from footplate.platform.errors import SettingsError
 from footplate.tenancy.errors import TenancyError
 
+_NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EPIPE, errno.EIO})
 application = typer.Typer(
     name="footplate",
     help="Serve language models to a company's teams: OpenAI API, exact limits, private tenants.",
@@ -45,8 +48,20 @@ application.add_typer(config_commands, name="config")
 def main() -> None:
     """Run the command line and exit: 0 done, 1 refused or failed, 2 usage."""
     try:
-        application()
+        try:
+            application()
+        finally:
+            # Here, where it can still be said that the output went nowhere.
+            sys.stdout.flush()
     except KeyboardInterrupt:
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN:
+            raise
+        # What is left in the buffer would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            print(f"footplate: the output can't be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
     except (CommandError, DeploymentError, TenancyError, EngineError, SettingsError) as error:
         print(f"footplate: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ import httpx
 from footplate.platform.cli.errors import CommandError
 from footplate.platform.settings import client_environment, data_dir
 from footplate.tenancy.api_keys import parse_key
+from footplate.tenancy.tenants import TENANT_ID
 
 ADMIN = "/admin/v1"
 PAGE = 1000
@@ -87,7 +88,8 @@ class AdminClient:
 
     def tenant_id(self, tenant: str) -> str:
         """The id of a tenant that was named by its id or its name."""
-        if tenant.startswith("tnt_"):
+        # A name may begin as an id does.
+        if TENANT_ID.fullmatch(tenant):
             return tenant
         found = self.ask("GET", "/tenants", name=tenant)["data"]
         if not found:
@@ -105,8 +107,10 @@ def send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.
         response = client.request(method, path, **options)
     except httpx.HTTPError as error:
         raise unreachable(error) from None
-    except httpx.InvalidURL:
-        raise CommandError("a name or id that was given can't stand in a URL") from None
+    except (httpx.InvalidURL, UnicodeEncodeError):
+        raise CommandError(
+            "a text that was given can't be sent: it is not UTF-8, or stands in no URL"
+        ) from None
     if response.is_error:
         raise refused(response)
     return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
@@ -77,9 +78,17 @@ def _value(name: str, text: str) -> Any:
         return [model for model in text.split(",") if model]
     try:
         if name == "per_model":
-            return json.loads(text)
-        return int(text) if name in (*AMOUNTS, "priority") else float(text)
-    except ValueError:
+            return json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return int(text) if name in (*AMOUNTS, "priority") else _finite(text)
+    except (ValueError, RecursionError):
         raise typer.BadParameter(
             f"{text!r} can't be read", param_hint=f"--{name.replace('_', '-')}"
         ) from None
+
+
+def _finite(text: str) -> float:
+    """A number that JSON can hold. Raises ValueError."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError
+    return value

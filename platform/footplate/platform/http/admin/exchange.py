@@ -26,13 +26,12 @@ from footplate.tenancy.admin.audit import Caller, Target, TargetKind
 from footplate.tenancy.admin.store import DEFAULT_LIMIT, Page, Writer
 from footplate.tenancy.api_keys import Role
 from footplate.tenancy.errors import InvalidValue, NotFound, StoreUnavailable
-from footplate.tenancy.tenants import refuse_keys
+from footplate.tenancy.tenants import TENANT_ID, refuse_keys
 
 PREFIX = "/admin/v1"
 PAGE_PARAMETERS = ("limit", "after", "order")
 MAX_IDEMPOTENCY_KEY = 255
 # What else stands in their place is no id: it is looked for nowhere and written down nowhere.
-_TENANT_ID = re.compile(r"tnt_[0-9a-f]{16}")
 _KEY_ID = re.compile(r"[0-9A-Za-z]{12}")
 
 
@@ -69,7 +68,7 @@ class AdminExchange:
     @property
     def tenant_id(self) -> str:
         """The path's tenant. Raises NotFound for what can't be an id."""
-        return _path_id(self.request, "tenant_id", _TENANT_ID)
+        return _path_id(self.request, "tenant_id", TENANT_ID)
 
     @property
     def key_id(self) -> str:
@@ -198,6 +197,6 @@ def _target(request: Request) -> Target | None:
     """What a path names, if that can be an id."""
     parameters: Mapping[str, Any] = request.path_params
     tenant_id, key_id = str(parameters.get("tenant_id", "")), str(parameters.get("key_id", ""))
-    if _TENANT_ID.fullmatch(tenant_id):
+    if TENANT_ID.fullmatch(tenant_id):
         return Target(TargetKind.TENANT, tenant_id, tenant_id)
     return Target(TargetKind.KEY, key_id) if _KEY_ID.fullmatch(key_id) else None
