@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from footplate.platform.ports import UseReader
-from footplate.tenancy.access import Action
 from footplate.tenancy.admin.administration import Administration, Changed, IdempotentRequest
-from footplate.tenancy.admin.audit import Caller, Target
+from footplate.tenancy.admin.audit import AuditRecord, Caller
+from footplate.tenancy.admin.refusals import RefusalBudget
 from footplate.tenancy.admin.store import Reader, Writer
 from footplate.tenancy.changes import Change
 from footplate.tenancy.errors import StoreUnavailable
@@ -52,6 +52,7 @@ class AdminDesk:
     default_quota: Quota = UNLIMITED
     source_header: str | None = None
     now: Callable[[], datetime] = _utc_now
+    _refusals: RefusalBudget = field(default_factory=RefusalBudget, repr=False)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="admin"), repr=False
     )
@@ -77,13 +78,15 @@ class AdminDesk:
         # A client that goes away must not leave a change that nobody was told of.
         return await asyncio.shield(asyncio.ensure_future(self._change(caller, work, request)))
 
-    async def note_refusal(
-        self, caller: Caller, action: Action, target: Target | None, code: str | None
-    ) -> None:
-        """As `Administration.note_refusal`."""
-        await self._run(
-            self._side_threads, lambda: self.administration.note_refusal(caller, action, target, code)
-        )
+    async def note_refusal(self, record: AuditRecord) -> None:
+        """Write down a change that was refused, unless its key has caused too many such records.
+
+        Raises:
+            StoreUnavailable: it was not written down.
+        """
+        records = self._refusals.admit(record, self.now())
+        if records:
+            await self._run(self._side_threads, lambda: self.administration.note_refusals(records))
 
     def close(self) -> None:
         """Let no more work begin."""

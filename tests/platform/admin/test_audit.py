@@ -10,6 +10,7 @@ import pytest
 
 from footplate.platform.http.admin.endpoints import admin_routes
 from footplate.tenancy.admin.audit import Caller
+from footplate.tenancy.admin.refusals import MAX_WRITTEN
 from footplate.tenancy.admin.tenants import create_tenant
 from footplate.tenancy.api_keys import Role
 from footplate.tenancy.errors import StoreUnavailable
@@ -270,7 +271,7 @@ def test_a_flood_of_refused_requests_does_not_hold_up_administrators(
 ) -> None:
     """Whoever asks for what it may not waits for its own records; others do not."""
     gate, is_waiting = threading.Event(), threading.Event()
-    whole = world.desk.administration.note_refusal
+    whole = world.desk.administration.note_refusals
 
     def slow(*arguments: Any) -> None:
         is_waiting.set()
@@ -278,7 +279,7 @@ def test_a_flood_of_refused_requests_does_not_hold_up_administrators(
         whole(*arguments)
 
     async def flood() -> list[int]:
-        monkeypatch.setattr(world.desk.administration, "note_refusal", slow)
+        monkeypatch.setattr(world.desk.administration, "note_refusals", slow)
         calls = [
             asyncio.create_task(world.call_async("POST", "/admin/v1/tenants", {}, key="member"))
             for _ in range(40)
@@ -289,4 +290,20 @@ def test_a_flood_of_refused_requests_does_not_hold_up_administrators(
         return [made.status_code, *{(await call).status_code for call in calls}]
 
     assert asyncio.run(flood()) == [200, 403]
-    assert sum(record["outcome"] == "refused" for record in world.records()) == 40
+    assert sum(record["outcome"] == "refused" for record in world.records()) == MAX_WRITTEN
+
+
+def test_no_key_fills_the_table_with_refused_changes(world: World) -> None:
+    for _ in range(MAX_WRITTEN + 5):
+        world.refused(403, "permission_denied", "POST", "tenants", {}, key="member")
+    assert len(world.records()) == MAX_WRITTEN
+    # Others have a budget of their own.
+    world.refused(403, "permission_denied", "POST", "tenants", {}, key="auditor")
+    world.pass_time(minutes=1)
+    world.refused(403, "permission_denied", "POST", "tenants", {}, key="auditor")
+    *_, of_other, counted, last = world.records()
+    assert of_other["actor"]["role"] == last["actor"]["role"] == "auditor"
+    assert (counted["outcome"], counted["code"]) == ("refused", "too_many_refusals")
+    assert (counted["actor"]["role"], counted["after"]) == ("member", {"num_left_out": 5})
+    world.refused(403, "permission_denied", "POST", "tenants", {}, key="member")
+    assert world.records()[-1]["code"] == "permission_denied"

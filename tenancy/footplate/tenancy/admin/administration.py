@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from footplate.tenancy.access import Action
-from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target
+from footplate.tenancy.admin.audit import AuditRecord, Caller
 from footplate.tenancy.admin.store import AdminStore, Reader, RememberedAnswer, Writer
 from footplate.tenancy.changes import Change, change_of
 from footplate.tenancy.errors import IdempotencyKeyReused
@@ -72,10 +71,11 @@ class Administration:
             notices = tuple(filter(None, map(change_of, writer.recorded)))
         return Changed(answer, notices)
 
-    def note_refusal(self, caller: Caller, action: Action, target: Target | None, code: str | None) -> None:
-        """Write down a change that was refused. Raises StoreUnavailable."""
+    def note_refusals(self, records: Sequence[AuditRecord]) -> None:
+        """Write down changes that were refused. Raises StoreUnavailable."""
         with self._store.writing() as writer:
-            writer.record(AuditRecord(action, Outcome.REFUSED, caller, target, code=code))
+            for record in records:
+                writer.record(record)
 
 
 def _repeated(earlier: RememberedAnswer, request: IdempotentRequest) -> Changed:

@@ -22,7 +22,7 @@ from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.schemas import Body, parse_body
 from footplate.tenancy.access import Action, require_role
 from footplate.tenancy.admin.administration import IdempotentRequest
-from footplate.tenancy.admin.audit import Caller, Target, TargetKind
+from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target, TargetKind
 from footplate.tenancy.admin.store import DEFAULT_LIMIT, Page, Writer
 from footplate.tenancy.api_keys import Role
 from footplate.tenancy.errors import InvalidValue, NotFound, StoreUnavailable
@@ -152,7 +152,10 @@ async def answer(route: AdminRoute, desk: AdminDesk, gateway: Gateway, request: 
         refusal = api_error(error)
         # One that failed by a fault of ours too. Without the database there is nowhere to write.
         if route.is_change and not isinstance(error, StoreUnavailable):
-            await desk.note_refusal(caller, route.action, _target(request), refusal.code)
+            target = _target(request)
+            await desk.note_refusal(
+                AuditRecord(route.action, Outcome.REFUSED, caller, target, code=refusal.code)
+            )
         raise
 
 
