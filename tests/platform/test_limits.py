@@ -267,6 +267,24 @@ async def test_a_model_that_is_not_allowed_is_not_there(limited: Limited) -> Non
     assert (await limited.post(TEXT, text_body(model="large"))).status_code == 404
 
 
+async def test_an_alias_in_a_quota_means_its_model(limited: Limited) -> None:
+    limited.set(Quota(allowed_models=frozenset({"small"})))
+    for name in ("smollm2-135m", "small"):
+        assert (await limited.post(TEXT, text_body(model=name))).status_code == 200
+    assert (await limited.post(TEXT, text_body(model="large"))).status_code == 404
+    async with limited.rig.http() as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in listed] == ["smollm2-135m", "small"]
+    # Limits under both names hold at once, by whichever one asks, and other models have none of them.
+    one, two = Quota(requests_per_minute=1), Quota(max_context_tokens=64)
+    limited.set(Quota(per_model={"small": one, "smollm2-135m": two}))
+    long = await limited.post(TEXT, text_body(model="small", prompt=[5] * 60, max_tokens=5))
+    assert long.json()["error"]["code"] == "context_length_exceeded"
+    assert (await limited.post(TEXT, text_body())).status_code == 200
+    for name, status in (("small", 429), ("smollm2-135m", 429), ("large", 200)):
+        assert (await limited.post(TEXT, text_body(model=name))).status_code == status
+
+
 @pytest.mark.parametrize(
     "quota",
     [

@@ -48,14 +48,28 @@ class Terms:
         return usage.total_tokens - usage.cached_tokens + cached
 
 
-def terms_of(principal: Principal, model: str) -> Terms:
-    """The terms on which a principal uses a model that it may use."""
+def terms_of(principal: Principal, card: ModelCard) -> Terms:
+    """The terms on which a principal uses a model that it may use.
+
+    An alias in a quota means its model; where the name and an alias both have limits, all of them hold.
+    """
     tenant, key = principal.tenant_quota, principal.key_quota or UNLIMITED
     quotas = (tenant, key)
-    limits = limits_for(
-        principal.tenant_id, principal.key_id, model, tenant_quota=tenant, key_quota=principal.key_quota
+    names = _names(card)
+    limits = tuple(
+        dict.fromkeys(
+            limit
+            for name in names
+            for limit in limits_for(
+                principal.tenant_id,
+                principal.key_id,
+                name,
+                tenant_quota=tenant,
+                key_quota=principal.key_quota,
+            )
+        )
     )
-    of_model = [quota.per_model[model] for quota in quotas if model in quota.per_model]
+    of_model = [quota.per_model[name] for quota in quotas for name in names if name in quota.per_model]
     enforced = [quota for quota in (*quotas, *of_model) if quota.mode is LimitMode.ENFORCE]
     token_limits = [limit for limit in limits if limit.is_enforced and limit.kind in TOKEN_KINDS]
     return Terms(
@@ -87,7 +101,11 @@ def authorise(principal: Principal, card: ModelCard) -> None:
 def may_use(principal: Principal, card: ModelCard) -> bool:
     """Whether a principal may know of a model."""
     quotas = (principal.tenant_quota, principal.key_quota or UNLIMITED)
-    return all(quota.allows(card.name) for quota in quotas)
+    return all(quota.allows(*_names(card)) for quota in quotas)
+
+
+def _names(card: ModelCard) -> tuple[str, ...]:
+    return (card.name, *card.aliases)
 
 
 def _least(values: Iterable[int | None]) -> int | None:
@@ -113,7 +131,7 @@ class Admission:
         self.limiter = limiter
         self.settlement = settlement
         self.metrics = metrics
-        self._terms: dict[tuple[str, str], tuple[Quota, Quota | None, Terms]] = {}
+        self._terms: dict[tuple[str, tuple[str, ...]], tuple[Quota, Quota | None, Terms]] = {}
 
     def terms(self, principal: Principal, card: ModelCard) -> Terms:
         """The terms for a model, once the principal is authorised for it.
@@ -122,14 +140,14 @@ class Admission:
             ModelNotFound: as `authorise`.
         """
         authorise(principal, card)
-        name = (principal.key_id, card.name)
+        name = (principal.key_id, _names(card))
         found = self._terms.get(name)
         # Quotas are values that change as a whole: the same ones mean the same terms.
         if found is not None and found[0] is principal.tenant_quota and found[1] is principal.key_quota:
             return found[2]
         if len(self._terms) >= MAX_CACHED_TERMS:
             self._terms.clear()
-        terms = terms_of(principal, card.name)
+        terms = terms_of(principal, card)
         self._terms[name] = (principal.tenant_quota, principal.key_quota, terms)
         return terms
 

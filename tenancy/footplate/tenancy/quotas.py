@@ -104,9 +104,9 @@ class Quota:
                     f"per_model.{others[0]}",
                 )
 
-    def allows(self, model: str) -> bool:
-        """Whether this quota lets its holder use a model, by the name of what finally answers."""
-        return self.allowed_models is None or model in self.allowed_models
+    def allows(self, *names: str) -> bool:
+        """Whether this quota lets its holder use a model, by any name of what finally answers."""
+        return self.allowed_models is None or not self.allowed_models.isdisjoint(names)
 
     def fields(self) -> dict[str, Any]:
         """All that is set, as JSON values, in a fixed order; `parse` reads it back."""
