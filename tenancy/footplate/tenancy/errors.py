@@ -9,6 +9,7 @@
     ├── InvalidValue        a field can't have this value; names the field
     │   └── InvalidQuota    a quota's field is unknown or outside what it allows
     ├── LimiterUnavailable  the store of the limits can't be asked
+    │   └── LimiterCallFailed  it can, but one tenant's values there are damaged
     ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
     ├── NotFound            no such tenant or key, or none that the caller may know of
     └── StoreUnavailable    the store of tenants and keys can't be asked now
@@ -57,6 +58,10 @@ class InvalidQuota(InvalidValue):
 
 class LimiterUnavailable(TenancyError):
     """The store of the limits gave no answer in time, or a wrong one; it may have taken, or not."""
+
+
+class LimiterCallFailed(LimiterUnavailable):
+    """The store is there, but what it holds for this tenant is damaged; others are not concerned."""
 
 
 class MasterKeyError(TenancyError):

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
+from footplate.tenancy.errors import LimiterCallFailed
 from footplate.tenancy.limiter.breaker import Breaker
 from footplate.tenancy.limiter.decisions import Amounts, RefusalKind
 from footplate.tenancy.limiter.degrading import DegradedConfig, DegradedMode, DegradingLimiter
 from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope
 from footplate.tenancy.limiter.local import LocalLimiter
-from footplate.tenancy.limiter.reservations import ReservationState
+from footplate.tenancy.limiter.reservations import Outcome, ReservationState
 from tests.tenancy.limiter.valkey_server import ValkeyServer, running_valkey
 
 TENANT = "acme"
@@ -29,10 +31,14 @@ class World:
     def __init__(self, server: ValkeyServer, config: DegradedConfig | None) -> None:
         self.server = server
         self.now_s = 0.0
+        self.offset_ms = 0
         self.client = connect(server.url)
-        shared = ValkeyLimiter(self.client, ValkeyLimiterConfig(timeout_s=0.3))
+        config_of_store = ValkeyLimiterConfig(timeout_s=0.3)
+        self.shared = ValkeyLimiter(self.client, config_of_store, clock_offset_ms=lambda: self.offset_ms)
+            self.client, ValkeyLimiterConfig(timeout_s=0.3), clock_offset_ms=lambda: self.offset_ms
+        )
         self.breaker = Breaker(max_failures=2, retry_s=1.0, clock=lambda: self.now_s)
-        self.limiter = DegradingLimiter(shared, LocalLimiter(), self.breaker, config)
+        self.limiter = DegradingLimiter(self.shared, LocalLimiter(), self.breaker, config)
 
     async def reserve(self, name: str, num_tokens: int, *limits: Limit) -> RefusalKind | None:
         """The refusal, or None when admitted; always within a second."""
@@ -176,6 +182,84 @@ def test_an_event_loop_that_stood_still_is_no_outage() -> None:
         decisions = await asyncio.gather(*calls)
         assert sum(decision.is_admitted for decision in decisions) == 9
         assert not world.limiter.is_degraded and world.limiter.num_changes == 0
+
+    play(story)
+
+
+DAMAGES = {
+    "windows, no msgpack": ("SET", "windows:tenant", "\xc1garbage"),
+    "windows, a number": ("SET", "windows:tenant", "garbage"),
+    "windows, a list": ("LPUSH", "windows:tenant", "garbage"),
+    "running": ("SET", "running:tenant", "garbage"),
+    "leases": ("SET", "leases", "garbage"),
+    "history": ("SET", "windows:tenant:2", "garbage"),
+    "reservation": ("SET", "reservation:b", "garbage"),
+    "reservation, a list": ("LPUSH", "reservation:b", "garbage"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_one_tenants_damaged_value_is_no_outage_and_mends_itself(damage: tuple[str, str, str]) -> None:
+    limits = [
+        TOKENS,
+        REQUESTS,
+        Limit(Scope(TENANT), LimitKind.MAX_CONCURRENT_REQUESTS, 3),
+        Limit(Scope(TENANT), LimitKind.TOKENS_PER_DAY, 1_000),
+    ]
+
+    async def story(world: World) -> None:
+        assert await world.reserve("a", 10, *limits) is None
+        command, key, value = damage
+        key = f"footplate:limits:{{{TENANT}}}:{key}"
+        world.server.ask("DEL", key)
+        world.server.ask(command, key, value)
+        # By now the bucket has closed, so that the history is met too.
+        world.offset_ms = 2_000
+        for name in "bcde":
+            await world.limiter.reserve(TENANT, name, limits, Amounts(10))
+            other = Limit(Scope("other"), LimitKind.REQUESTS_PER_MINUTE, 100)
+            assert (await world.shared.reserve("other", name, [other], Amounts())).is_admitted
+        await world.limiter.settle(TENANT, "a", 10)
+        await world.limiter.look_after_store()
+        assert world.limiter.num_unsent == 0
+        assert world.limiter.num_changes == 0 and not world.breaker.is_open
+        # Nothing of the damage is left in the store's way.
+        await world.shared.release(TENANT, "b")
+        assert (await world.shared.reserve(TENANT, "last", limits[:1], Amounts(10))).is_admitted
+        await world.shared.peek(TENANT, limits)
+
+    play(story)
+
+
+def test_an_end_that_fails_by_itself_leaves_the_others_their_turn() -> None:
+    class OneIsDamaged:
+        """A shared limiter; one reservation's end fails whenever it is asked for."""
+
+        def __init__(self, limiter: ValkeyLimiter) -> None:
+            self.limiter = limiter
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.limiter, name)
+
+        async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+            if request_id == "a":
+                raise LimiterCallFailed("damaged")
+            return await self.limiter.settle(tenant_id, request_id, num_tokens)
+
+    async def story(world: World) -> None:
+        world.limiter._shared = OneIsDamaged(world.shared)
+        for name in ("a", "b"):
+            assert await world.reserve(name, 20, TOKENS) is None
+        world.server.pause()
+        for name in ("c", "d"):
+            await world.reserve(name, 1, REQUESTS)
+        for name in ("a", "b"):
+            await world.limiter.settle(TENANT, name, 5)
+        world.server.go_on()
+        world.now_s += 1.0
+        await world.limiter.look_after_store()
+        assert world.limiter.num_unsent == 0
+        assert await world.used(TOKENS) == 20 + 5
 
     play(story)
 

@@ -132,3 +132,16 @@ def test_a_store_that_is_away_is_told_as_such() -> None:
                 await ask
 
     play(story)
+
+
+def test_a_list_that_somebody_else_wrote_over_holds_up_no_decision(valkey: ValkeyServer) -> None:
+    async def run() -> None:
+        client = connect(valkey.url, timeout_s=5)
+        prefix = "footplate:damaged"
+        valkey.ask("SET", f"{prefix}:tenants", "garbage", "PX", 60_000)
+        tenants = ValkeyActiveTenants(client, key_prefix=prefix)
+        await tenants.note("acme")
+        assert list(await tenants.listed()) == ["acme"]
+        await client.aclose()
+
+    asyncio.run(run())

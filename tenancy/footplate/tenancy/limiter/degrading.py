@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from footplate.tenancy.errors import LimiterUnavailable
+from footplate.tenancy.errors import LimiterCallFailed, LimiterUnavailable
 from footplate.tenancy.limiter.breaker import Breaker
 from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
 from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind, Scope
@@ -161,8 +161,9 @@ class DegradingLimiter:
         """
         while self._unsent:
             name, end = next(iter(self._unsent.items()))
-            if await self._ask(end) is None:
+            if await self._ask(end) is None and self._is_degraded:
                 break
+            # One that failed by itself leaves the others their turn; its reservation expires.
             self._unsent.pop(name, None)
         return len(self._unsent)
 
@@ -233,11 +234,17 @@ class DegradingLimiter:
         call: Callable[[], Coroutine[Any, Any, _Answer]],
         undo: tuple[tuple[str, str], _End] | None = None,
     ) -> _Answer | None:
-        """The shared limiter's answer, or None while it is away; `undo` is kept if it was asked in vain."""
+        """The shared limiter's answer, or None if there is none; `undo` is kept if it was asked in vain."""
         if not self._breaker.lets_through():
             return None
+        answer: _Answer | None
         try:
             answer = await call()
+        except LimiterCallFailed as error:
+            _LOGGER.warning("a call of one tenant's limits failed: %s", error)
+            if undo is not None:
+                self._keep_unsent(*undo)
+            answer = None
         except LimiterUnavailable as error:
             self._breaker.fail()
             if undo is not None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from footplate.tenancy.errors import LimiterUnavailable
+from footplate.tenancy.errors import LimiterCallFailed, LimiterUnavailable
 from footplate.tenancy.limiter.reservations import Limiter
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,6 +74,9 @@ class Reaper:
 
     async def _sweep(self, tenant_id: str) -> int:
         num_ended = 0
-        while found := await self._limiter.sweep(tenant_id):
-            num_ended += found
+        try:
+            while found := await self._limiter.sweep(tenant_id):
+                num_ended += found
+        except LimiterCallFailed:
+            _LOGGER.warning("the leases of one tenant can't be swept: a value is damaged")
         return num_ended

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
-
-from footplate.tenancy.errors import LimiterUnavailable
+from footplate.tenancy.adapters.valkey.calls import answer_in_time
+from footplate.tenancy.errors import LimiterCallFailed
 
 # A tenant is put on the list again only after so long, so that a decision stays one round trip.
 NOTED_S = 600.0
@@ -53,7 +51,12 @@ class ValkeyActiveTenants:
         noted_at = self._noted.get(tenant_id)
         if noted_at is not None and self._clock() - noted_at < NOTED_S:
             return
-        await self._ask(lambda: self._client.zadd(self._key, {tenant_id: self._now()}))
+        try:
+            await self._ask(lambda: self._client.zadd(self._key, {tenant_id: self._now()}))
+        except LimiterCallFailed:
+            # Somebody wrote another thing there: nobody's decision may wait for that.
+            await self._ask(lambda: self._client.delete(self._key))
+            await self._ask(lambda: self._client.zadd(self._key, {tenant_id: self._now()}))
         await self._ask(lambda: self._client.pexpire(self._key, round(self._listed_s * 1000)))
         self._noted[tenant_id] = self._clock()
         self._noted.move_to_end(tenant_id)
@@ -77,10 +80,4 @@ class ValkeyActiveTenants:
         return [name.decode() for name in names]
 
     async def _ask(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call()
-        except (RedisError, OSError, TimeoutError) as error:
-            raise LimiterUnavailable(
-                f"the store of the limits can't be asked: {type(error).__name__}"
-            ) from error
+        return await answer_in_time(call, self._timeout_s)

@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as SlowStore
+
+from footplate.tenancy.errors import LimiterCallFailed, LimiterUnavailable
 
 # Lines are the client's own connections, kept: fetching one for each command costs more than the command.
 MAX_LINES = 2
 MAX_BATCH = 64
 
+# A timer that fires this much after its time tells of an event loop that stood still.
+LATE_S = 0.02
+# How our function, or the server itself, says that a value is not what it should be.
+_DAMAGE = ("DAMAGED", "WRONGTYPE")
+
+_Answer = TypeVar("_Answer")
 _Waiting = tuple[bytes, "asyncio.Future[Any]"]
+
+
+async def answer_in_time(ask: Callable[[], Awaitable[_Answer]], timeout_s: float) -> _Answer:
+    """The store's answer in time: by the store's doing, not by that of our own event loop.
+
+    `ask` may be called twice, so it must be harmless when repeated.
+
+    Raises:
+        LimiterUnavailable: the store can't be asked.
+        LimiterCallFailed: it can, but a value that this call meets is damaged.
+    """
+    try:
+        return await _ask_twice_if_late(ask, timeout_s)
+    except (RedisError, OSError, TimeoutError) as error:
+        if isinstance(error, ResponseError) and str(error).startswith(_DAMAGE):
+            raise LimiterCallFailed("a value in the store of the limits is damaged") from None
+        raise LimiterUnavailable(f"the store of the limits can't be asked: {type(error).__name__}") from error
+
+
+async def _ask_twice_if_late(ask: Callable[[], Awaitable[_Answer]], timeout_s: float) -> _Answer:
+    now_s = asyncio.get_running_loop().time
+    asked_s = now_s()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await ask()
+    except (TimeoutError, SlowStore):
+        if now_s() - asked_s < timeout_s + LATE_S:
+            raise
+    # Our loop stood still past the deadline: the answer may have lain there all the while.
+    async with asyncio.timeout(timeout_s):
+        return await ask()
 
 
 class FunctionCalls:

@@ -20,6 +20,7 @@ local MAX_SWEPT, CHUNK, NEVER, RELEASED = 64, 32, -1, -1
 local REQUESTS, MINUTE, DAY, RUNNING = 1, 2, 3, 4
 local TOTAL, NEWEST, AMOUNT, OLDEST = 1, 2, 3, 4
 local COMMAND, ID, LEASE_MS, REMEMBERED_MS, TOKENS, OFFSET_MS, LIMITS = 1, 2, 3, 4, 5, 6, 7
+local ENDS = {settled = true, released = true, expired = true}
 local LEASE_END, RESERVED, PROGRESS, LIFETIME, SCOPES = 1, 2, 3, 4, 5
 
 -- Of the call that runs; `main` sets them anew.
@@ -40,15 +41,31 @@ local function end_of(bucket, unit)
   return (bucket + NUM_BUCKETS[unit] + 1) * BUCKET_MS[unit]
 end
 
+-- What somebody else wrote there counts as nothing, and is written over: it concerns this tenant alone.
+local function windows_of(key)
+  local raw = redis.call('GET', key)
+  local is_right, w
+  if raw then
+    is_right, w = pcall(cmsgpack.unpack, raw)
+    is_right = is_right and type(w) == 'table'
+    for at = 1, is_right and 12 or 0 do
+      is_right = is_right and type(w[at]) == 'number'
+    end
+  end
+  if is_right then
+    return w, false
+  end
+  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, raw and true
+end
+
 -- Read once a call, however many limits and ended leases meet it; written once at the end.
 local function scope_of(name)
   local scope = scopes[name]
   if not scope then
     local key = base .. 'windows:' .. name
-    local raw = redis.call('GET', key)
-    local windows = raw and cmsgpack.unpack(raw) or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-    scope = {name = name, key = key, running = base .. 'running:' .. name, windows = windows}
+    scope = {name = name, key = key, running = base .. 'running:' .. name}
     scopes[name] = scope
+    scope.windows, scope.is_changed = windows_of(key)
   end
   return scope
 end
@@ -178,7 +195,11 @@ local function give_back(scope, unit, bucket, amount)
     w[at + AMOUNT] = w[at + AMOUNT] - amount
   else
     local history = history_of(scope, unit)
-    local left = redis.call('HINCRBY', history, bucket, -amount)
+    local left = redis.pcall('HINCRBY', history, bucket, -amount)
+    if type(left) == 'table' then
+      -- No number: nobody knows what it held, and it goes.
+      left = 0
+    end
     if left <= 0 then
       amount = amount + left
       redis.call('HDEL', history, bucket)
@@ -247,10 +268,14 @@ local function load(id)
   local raw = redis.call('GET', reservation_key(id))
   if not raw then
     return nil, 'unknown'
-  elseif string.byte(raw) < 128 then
+  elseif ENDS[raw] then
     return nil, raw
   end
-  return cmsgpack.unpack(raw), 'held'
+  local is_right, record = pcall(cmsgpack.unpack, raw)
+  if is_right and type(record) == 'table' and type(record[LEASE_END]) == 'number' then
+    return record, 'held'
+  end
+  return nil, 'unknown'
 end
 
 local function sweep()
@@ -430,14 +455,48 @@ local commands = {
   sweep = function() return {now, num_swept, 'swept'} end,
 }
 
+-- A key of another type than ours fails every call of its tenant: it goes, so that this call was the last.
+local function drop_unless(key, kind)
+  local found = redis.call('TYPE', key).ok
+  if found ~= kind and found ~= 'none' then
+    redis.call('DEL', key)
+  end
+end
+
+local function drop_damaged()
+  drop_unless(leases, 'zset')
+  drop_unless(reservation_key(ask[ID]), 'string')
+  for _, scope in pairs(scopes) do
+    drop_unless(scope.key, 'string')
+    drop_unless(scope.running, 'zset')
+    for unit = REQUESTS, DAY do
+      drop_unless(history_of(scope, unit), 'hash')
+    end
+  end
+end
+
+local function carry_out()
+  num_swept = sweep()
+  local reply = commands[ask[COMMAND]]()
+  save_scopes()
+  return cmsgpack.pack(reply)
+end
+
 local function main(keys, args)
   ask = cmsgpack.unpack(args[1])
   leases, scopes = keys[1], {}
   base = string.sub(leases, 1, -7)
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000) + ask[OFFSET_MS]
-  num_swept = sweep()
-  local reply = commands[ask[COMMAND]]()
-  save_scopes()
-  return cmsgpack.pack(reply)
+  local is_done, answer = pcall(carry_out)
+  if is_done then
+    return answer
+  end
+  -- The server's own troubles (no memory, a replica, ...) are everybody's; a value's are this call's alone.
+  local fault = type(answer) == 'table' and answer.err or nil
+  if fault and not (string.find(fault, '^WRONGTYPE') or string.find(fault, '^ERR')) then
+    return redis.error_reply(fault)
+  end
+  drop_damaged()
+  return redis.error_reply('DAMAGED a value of the limits')
 end

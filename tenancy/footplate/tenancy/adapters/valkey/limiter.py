@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,9 @@ import msgspec
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as SlowStore
 
 from footplate.tenancy.adapters.valkey.active_tenants import ValkeyActiveTenants
-from footplate.tenancy.adapters.valkey.calls import FunctionCalls
-from footplate.tenancy.errors import LimiterUnavailable
+from footplate.tenancy.adapters.valkey.calls import FunctionCalls, answer_in_time
 from footplate.tenancy.limiter.decisions import (
     Amounts,
     Decision,
@@ -40,8 +36,6 @@ _UNITS = {
     LimitKind.MAX_CONCURRENT_REQUESTS: 4,
 }
 _UNKNOWN_TOKENS = -1
-# A timer that fires this much after its time tells of an event loop that stood still.
-LATE_S = 0.02
 
 
 def _library() -> tuple[str, str]:
@@ -170,31 +164,12 @@ class ValkeyLimiter:
             if limit.scope is not scope:
                 scope, name = limit.scope, limit.scope.name
             asked += (name, _UNITS[limit.kind], limit.max_amount, int(limit.is_enforced))
-        try:
-            answer = await self._answer(key, msgspec.msgpack.encode(asked))
-        except (RedisError, OSError, TimeoutError) as error:
-            raise LimiterUnavailable(
-                f"the store of the limits can't be asked: {type(error).__name__}"
-            ) from error
+        argument = msgspec.msgpack.encode(asked)
+        # The same id takes nothing twice, so the question may be put again.
+        answer = await answer_in_time(lambda: self._calls.call(key, argument), config.timeout_s)
         reply: list[Any] = msgspec.msgpack.decode(answer)
         self.last_answer_ms = reply[0]
         return reply
-
-    async def _answer(self, key: str, argument: bytes) -> bytes:
-        """The function's answer in time: by the store's doing, not by that of our own event loop."""
-        timeout_s = self._config.timeout_s
-        now_s = asyncio.get_running_loop().time
-        asked_s = now_s()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._calls.call(key, argument)
-        except (TimeoutError, SlowStore):
-            if now_s() - asked_s < timeout_s + LATE_S:
-                raise
-        # Our loop stood still past the deadline: the answer may have lain there all the while. The same id
-        # takes nothing twice, so the question may be put again, once.
-        async with asyncio.timeout(timeout_s):
-            return await self._calls.call(key, argument)
 
 
 def _readings(reply: list[Any]) -> list[Reading]:
