@@ -35,8 +35,6 @@ class World:
         self.client = connect(server.url)
         config_of_store = ValkeyLimiterConfig(timeout_s=0.3)
         self.shared = ValkeyLimiter(self.client, config_of_store, clock_offset_ms=lambda: self.offset_ms)
-            self.client, ValkeyLimiterConfig(timeout_s=0.3), clock_offset_ms=lambda: self.offset_ms
-        )
         self.breaker = Breaker(max_failures=2, retry_s=1.0, clock=lambda: self.now_s)
         self.limiter = DegradingLimiter(self.shared, LocalLimiter(), self.breaker, config)
 
