@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from unicodedata import normalize
 
 from footplate.tenancy.api_keys import LOOKS_LIKE_A_KEY
 from footplate.tenancy.errors import InvalidValue
@@ -17,6 +18,12 @@ MAX_LABELS = 16
 MAX_LABEL_VALUE = 256
 TENANT_ID = re.compile(r"tnt_[0-9a-f]{16}", re.ASCII)
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+# What Python takes for printable and no screen shows: Unicode's Default_Ignorable_Code_Point beyond format
+# characters, and two symbols that are blank.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U0001d159\U000e0100-\U000e01ef]"
+)
 # Objects whose own names are fields, so that an error can name one of them.
 _HOLDERS = frozenset({"quota", "before", "after", "replacement", "answer"})
 
@@ -56,15 +63,20 @@ def time_text(at: datetime | None) -> str | None:
 
 
 def check_text(name: str, text: str, *, least: int = 0) -> str:
-    """A text of one line, without blanks around it.
+    """A text of one line as it is kept.
 
     Raises:
-        InvalidValue: it is too long, too short, or holds control characters.
+        InvalidValue: it is too long, too short, or holds control characters or invisible ones.
     """
-    text = text.strip()
-    if not least <= len(text) <= MAX_NAME or not text.isprintable():
-        raise InvalidValue(f"{name} must be one line of {least} to {MAX_NAME} characters", name)
+    text = normalised(text)
+    if not least <= len(text) <= MAX_NAME or not _is_visible(text):
+        raise InvalidValue(f"{name} must be one line of {least} to {MAX_NAME} visible characters", name)
     return text
+
+
+def normalised(text: str) -> str:
+    """In NFC and without blanks around it, so that what looks the same is the same."""
+    return normalize("NFC", text.strip())
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
@@ -75,9 +87,9 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
         if not _LABEL_NAME.fullmatch(name):
             message = "a label's name is 1 to 64 letters, digits, '.', '_' or '-', and begins with no sign"
             raise InvalidValue(message, "labels")
-        if len(value) > MAX_LABEL_VALUE or not value.isprintable():
+        if len(value) > MAX_LABEL_VALUE or not _is_visible(value):
             raise InvalidValue(
-                f"a label's value is one line of at most {MAX_LABEL_VALUE} characters", "labels"
+                f"a label's value is one line of at most {MAX_LABEL_VALUE} visible characters", "labels"
             )
     return dict(labels)
 
@@ -102,6 +114,10 @@ def mask_keys(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {mask_keys(name): mask_keys(inner) for name, inner in value.items()}
     return [mask_keys(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _is_visible(text: str) -> bool:
+    return text.isprintable() and not _INVISIBLE.search(text)
 
 
 def _texts(value: Any) -> Iterator[str]:

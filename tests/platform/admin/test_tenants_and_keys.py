@@ -34,6 +34,12 @@ def test_a_tenant_is_made_shown_found_by_name_and_changed(world: World) -> None:
         ({"name": None}, "name"),
         ({"name": "x" * 129}, "name"),
         ({"name": "a\nb"}, "name"),
+        ({"name": "\u3164"}, "name"),
+        ({"name": "team\u115f"}, "name"),
+        ({"name": "te\u200bam"}, "name"),
+        ({"name": "team\ufe0f"}, "name"),
+        ({"name": "team\u2800"}, "name"),
+        ({"name": "a", "labels": {"k": "\uffa0"}}, "labels"),
         ({"name": "a", "cost_center": None}, "cost_center"),
         ({"name": "a", "labels": {"a b": "c"}}, "labels"),
         ({"name": "a", "labels": {"a": "c" * 257}}, "labels"),
@@ -56,6 +62,19 @@ def test_a_name_is_taken_once_also_by_a_change(world: World) -> None:
     world.refused(409, "name_taken", "POST", "tenants", {"name": "team"})
     world.refused(409, "name_taken", "PATCH", f"tenants/{world.other}", {"name": "team"})
     assert world.ok("PATCH", f"tenants/{world.team}", {"name": "team"})["name"] == "team"
+
+
+def test_a_name_is_kept_in_one_form_of_unicode(world: World) -> None:
+    composed, decomposed = "Caf\u00e9", "Cafe\u0301"
+    made = world.ok("POST", "tenants", {"name": decomposed})
+    assert made["name"] == composed
+    world.refused(409, "name_taken", "POST", "tenants", {"name": composed})
+    for name in ("Caf%C3%A9", "Cafe%CC%81"):
+        assert world.ok("GET", f"tenants?name={name}")["data"] == [made]
+    key = world.ok("POST", f"tenants/{made['id']}/keys", {"name": decomposed})
+    assert key["name"] == composed
+    error = world.refused(400, "invalid_value", "POST", f"tenants/{made['id']}/keys", {"name": "\u3164"})
+    assert error["param"] == "name"
 
 
 def test_what_is_not_there_is_a_404_whatever_its_id_looks_like(world: World) -> None:

@@ -10,7 +10,7 @@ from footplate.tenancy.access import Action, Reach, reach_of, require_reach, req
 from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target, TargetKind
 from footplate.tenancy.admin.store import Listed, Page, Reader, Writer
 from footplate.tenancy.errors import Conflict, InvalidValue, NotFound
-from footplate.tenancy.tenants import Tenant, check_labels, check_text
+from footplate.tenancy.tenants import Tenant, check_labels, check_text, normalised
 
 Fields = Mapping[str, Any]
 UPDATABLE = ("name", "cost_center", "share_group", "labels")
@@ -35,6 +35,7 @@ def list_tenants(reader: Reader, caller: Caller, page: Page, name: str | None = 
     """The tenants that the caller may know of, or the one of a name."""
     require_role(caller.role, Action.READ_TENANT)
     is_own = reach_of(caller.role, Action.READ_TENANT) is Reach.OWN
+    name = None if name is None else normalised(name)
     return reader.tenants(page, only_id=caller.tenant_id if is_own else None, name=name)
 
 
