@@ -22,6 +22,7 @@ class Taking:
     counter: Counter
     amount: int
     until_ms: int  # when it leaves: the end of its window, or of its lease
+    has_left: bool = False  # for good, whatever the clock says later
 
 
 @dataclass
@@ -34,24 +35,49 @@ class Model:
     leases: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # end, reserved, used so far
 
     def used(self, limit: Limit, now_ms: int) -> int:
-        return sum(t.amount for t in self.takings if t.counter == counter_of(limit) and t.until_ms > now_ms)
+        return sum(t.amount for t in self._alive(counter_of(limit)) if t.until_ms > now_ms)
 
     def reset_ms(self, limit: Limit, now_ms: int) -> int:
-        alive = [t.until_ms for t in self.takings if t.counter == counter_of(limit) and t.amount]
-        return max([until - now_ms for until in alive if until > now_ms], default=0)
+        alive = [t.until_ms for t in self._alive(counter_of(limit))]
+        longest = max([until - now_ms for until in alive if until > now_ms], default=0)
+        return min(longest, self.longest_ms(limit.kind))
+
+    def longest_ms(self, kind: LimitKind) -> int:
+        """What no wait is longer than: a window and a bucket, or a lease."""
+        window = WINDOWS.get(kind)
+        return self.lease_ms if window is None else (window.num_buckets + 1) * window.bucket_ms
+
+    def roll(self, counter: Counter, now_ms: int) -> None:
+        """What leaves now has left; what lies ahead by more than its window is taken now, by nobody."""
+        window = WINDOWS.get(counter[1])
+        alive = self._alive(counter)
+        if window is None or not alive:
+            return
+        end_ms = window.end_ms(now_ms // window.bucket_ms)
+        is_far_ahead = max(t.until_ms for t in alive) > end_ms + window.num_buckets * window.bucket_ms
+        for taking in alive:
+            taking.has_left = is_far_ahead or taking.until_ms <= now_ms
+        if is_far_ahead:
+            self.takings.append(Taking("", counter, sum(t.amount for t in alive), end_ms))
+
+    def _alive(self, counter: Counter) -> list[Taking]:
+        return [t for t in self.takings if t.counter == counter and t.amount and not t.has_left]
 
     def wait_ms(self, limit: Limit, amount: int, now_ms: int) -> int | None:
         """0 when it fits, None when it never will; else tried at every moment at which something leaves."""
         if limit.max_amount == 0 or amount > limit.max_amount:
             return None
         moments = sorted({now_ms, *(t.until_ms for t in self.takings if t.until_ms > now_ms)})
-        return next(m for m in moments if self.used(limit, m) + amount <= limit.max_amount) - now_ms
+        wait = next(m for m in moments if self.used(limit, m) + amount <= limit.max_amount) - now_ms
+        return min(wait, self.longest_ms(limit.kind))
 
     def reserve(
         self, request_id: str, limits: Sequence[Limit], num_tokens: int, now_ms: int
     ) -> tuple[RefusalKind | None, int | None]:
         """Why it is refused, and the seconds to wait where a window says so."""
         self.end_leases(now_ms)
+        for limit in limits:
+            self.roll(counter_of(limit), now_ms)
         if request_id in self.states:
             is_held = self.states[request_id] is ReservationState.HELD
             return (None if is_held else RefusalKind.REPEATED), None
@@ -74,6 +100,9 @@ class Model:
     def take(self, request_id: str, counter: Counter, amount: int, now_ms: int) -> None:
         window = WINDOWS.get(counter[1])
         until = now_ms + self.lease_ms if window is None else window.end_ms(now_ms // window.bucket_ms)
+        self.roll(counter, now_ms)
+        if window is not None:
+            until = max([until, *(t.until_ms for t in self._alive(counter))])
         self.takings.append(Taking(request_id, counter, amount, until))
 
     def end(
@@ -100,6 +129,12 @@ class Model:
         return True, ReservationState.HELD
 
     def end_leases(self, now_ms: int) -> int:
+        latest = now_ms + self.lease_ms
+        for name, (end_ms, reserved, so_far) in self.leases.items():
+            self.leases[name] = (min(end_ms, latest), reserved, so_far)
+            for taking in self._of(name):
+                if taking.counter[1] not in WINDOWS:
+                    taking.until_ms = min(taking.until_ms, latest)
         over = [name for name, (end_ms, _, _) in self.leases.items() if end_ms <= now_ms]
         for name in over:
             self._finish(name, ReservationState.EXPIRED, self.leases[name][2], now_ms)
@@ -108,6 +143,8 @@ class Model:
     def _finish(self, request_id: str, state: ReservationState, used: int, now_ms: int) -> None:
         for taking in self._of(request_id):
             kind = taking.counter[1]
+            if kind in TOKEN_KINDS or state is ReservationState.RELEASED:
+                self.roll(taking.counter, now_ms)
             if kind in TOKEN_KINDS and used > taking.amount and state is not ReservationState.RELEASED:
                 self.take(request_id, taking.counter, used - taking.amount, now_ms)
             elif kind in TOKEN_KINDS:

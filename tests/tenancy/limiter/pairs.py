@@ -14,7 +14,7 @@ from footplate.tenancy.limiter.decisions import Amounts, Decision
 from footplate.tenancy.limiter.limits import Limit
 from footplate.tenancy.limiter.local import LocalLimiter
 from footplate.tenancy.limiter.reservations import Limiter, Outcome, ReservationState
-from tests.tenancy.limiter.model import Model
+from tests.tenancy.limiter.model import Model, counter_of
 
 LEASE_S = 30
 _tenant_numbers = count()
@@ -73,6 +73,8 @@ class Pair:
     def used(self, *limits: Limit) -> list[int]:
         states = self.runner.run(self.limiter.peek(self.tenant_id, limits))
         self.model.end_leases(self.now_ms())
+        for limit in limits:
+            self.model.roll(counter_of(limit), self.now_ms())
         used = [state.used for state in states]
         assert used == [self.model.used(limit, self.now_ms()) for limit in limits]
         return used

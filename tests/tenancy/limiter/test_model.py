@@ -35,6 +35,8 @@ KEY_QUOTAS = {
 KEYS = sorted(KEY_QUOTAS)
 MODELS = ["small", "none", "large:latest"]
 JUMPS_S = [0, 0.001, 0.4, 1, 7, LEASE_S - 1, LEASE_S, 60, 61, 300, 86_400]
+# A server's clock after a fail-over: within a window, and beyond it.
+STEPS_BACK_S = [-0.5, -20, -59, -62, -3_600, -100_000]
 REQUESTS = [f"request {n}" for n in range(40)]
 
 
@@ -73,7 +75,7 @@ class AgreesWithModel(RuleBasedStateMachine):
     def heartbeat(self, request_id: str, num_tokens: int) -> None:
         self.pair.heartbeat(request_id, num_tokens)
 
-    @rule(seconds=st.sampled_from(JUMPS_S))
+    @rule(seconds=st.sampled_from(JUMPS_S + STEPS_BACK_S))
     def advance(self, seconds: float) -> None:
         self.pair.advance(seconds)
 

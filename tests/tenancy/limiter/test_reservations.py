@@ -288,3 +288,32 @@ def test_scopes_of_one_tenant_are_apart_and_its_own_holds_over_all(pair: Pair) -
     assert not pair.reserve("d", limits("k2", "m"), 50).is_admitted
     assert pair.reserve("e", limits("k2", "m"), 45).is_admitted
     assert pair.used(*limits("k2", "m")) == [145, 45, 45]
+
+
+@pytest.mark.parametrize("back_s", [20, 59, 3_600, 100_000])
+def test_a_clock_that_steps_back_forgets_nothing_and_tells_no_longer_wait(pair: Pair, back_s: int) -> None:
+    limit = tokens_per_minute(pair, 100)
+    # A minute that many buckets hold.
+    for name in ("a", "b", "c"):
+        pair.reserve(name, [limit], 30)
+        pair.settle(name, 30)
+        pair.advance(2)
+    pair.advance(-back_s)
+    refused = pair.reserve("d", [limit], 20)
+    assert refused.refusal is not None and refused.refusal.kind is RefusalKind.OVER_WINDOW
+    assert refused.refusal.retry_after_s is not None and refused.refusal.retry_after_s <= 61
+    assert refused.states[0].reset_ms <= 61_000
+    assert pair.reserve("e", [limit], 10).is_admitted
+    # By the new clock all has left after a window, or two where the step was within one.
+    pair.advance(61 if back_s > 100 else 61 + back_s)
+    assert pair.used(limit) == [0]
+
+
+def test_leases_end_by_a_clock_that_stepped_back(pair: Pair) -> None:
+    limits = [a_limit(pair, LimitKind.MAX_CONCURRENT_REQUESTS, 1), tokens_per_minute(pair, 100)]
+    pair.reserve("a", limits, 10)
+    pair.advance(-3_600)
+    assert not pair.reserve("b", limits, 10).is_admitted
+    pair.advance(LEASE_S)
+    assert pair.reserve("c", limits, 10).is_admitted
+    assert pair.settle("a", 5).state is ReservationState.EXPIRED

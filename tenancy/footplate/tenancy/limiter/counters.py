@@ -9,11 +9,15 @@ from footplate.tenancy.limiter.limits import Window
 
 
 class BucketWindow:
-    """How much was taken in each bucket of a window. Amounts are 0 or more, and no call goes back in time."""
+    """How much was taken in each bucket of a window. Amounts are 0 or more.
+
+    A clock that steps back forgets nothing: what is taken meanwhile goes to the newest bucket. Where it lies
+    further ahead than the window is long, all of it moves to now, and holds no longer than if taken now.
+    """
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        # Oldest first; only the bucket of now ever grows.
+        # Oldest first; only the newest ever grows.
         self._amounts: dict[int, int] = {}
         self._total = 0
         # What others have counted, and until when it may be in the window.
@@ -27,6 +31,9 @@ class BucketWindow:
         """What the window of this moment holds."""
         if self._learned_until_ms <= now_ms:
             self._learned = 0
+        bucket = self._window.bucket_at(now_ms)
+        if self._newest() > bucket + self._window.num_buckets:
+            self._amounts = {bucket: self._total}
         while self._amounts:
             oldest = next(iter(self._amounts))
             if self._window.end_ms(oldest) > now_ms:
@@ -36,8 +43,8 @@ class BucketWindow:
 
     def take(self, amount: int, now_ms: int) -> int:
         """Count an amount, whatever the limit; the bucket it went to."""
-        bucket = self._window.bucket_at(now_ms)
         self.used(now_ms)
+        bucket = max(self._newest(), self._window.bucket_at(now_ms))
         if amount:
             self._amounts[bucket] = self._amounts.get(bucket, 0) + amount
             self._total += amount
@@ -57,20 +64,26 @@ class BucketWindow:
     def wait_ms(self, excess: int, now_ms: int) -> int:
         """Until the oldest buckets that hold an excess together have left. There must be as much."""
         self.used(now_ms)
-        ends = [(self._window.end_ms(bucket), amount) for bucket, amount in self._amounts.items()]
+        times = [
+            (self._window.time_left_ms(bucket, now_ms), amount) for bucket, amount in self._amounts.items()
+        ]
         if self._learned:
-            ends = sorted([*ends, (self._learned_until_ms, self._learned)])
-        for end_ms, amount in ends:
+            times = sorted([*times, (self._learned_until_ms - now_ms, self._learned)])
+        for time_ms, amount in times:
             excess -= amount
             if excess <= 0:
-                return end_ms - now_ms
+                return time_ms
         raise AssertionError("more than the window holds")
 
     def reset_ms(self, now_ms: int) -> int:
         """Until the window is empty, if nothing more is taken."""
         self.used(now_ms)
-        end_ms = self._window.end_ms(next(reversed(self._amounts))) if self._amounts else now_ms
-        return (max(end_ms, self._learned_until_ms) if self._learned else end_ms) - now_ms
+        time_ms = self._window.time_left_ms(self._newest(), now_ms) if self._amounts else 0
+        return max(time_ms, self._learned_until_ms - now_ms) if self._learned else time_ms
+
+    def _newest(self) -> int:
+        """The newest bucket that holds anything; before all time when none does."""
+        return next(reversed(self._amounts), -self._window.num_buckets)
 
 
 class RunningRequests:

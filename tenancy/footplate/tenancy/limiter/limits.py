@@ -42,6 +42,10 @@ class Window:
         """The first moment at which a bucket is in no window any more."""
         return (bucket + self.num_buckets + 1) * self.bucket_ms
 
+    def time_left_ms(self, bucket: int, now_ms: int) -> int:
+        """Until a bucket has left; while the clock is behind it, no longer than the window is."""
+        return min(self.end_ms(bucket) - now_ms, (self.num_buckets + 1) * self.bucket_ms)
+
 
 MINUTE = Window(bucket_ms=1_000, num_buckets=60)
 DAY = Window(bucket_ms=300_000, num_buckets=288)

@@ -147,6 +147,7 @@ class LocalLimiter:
 
     def _end_leases(self, tenant_id: str, now_ms: int) -> int:
         held = self._held.get(tenant_id, OrderedDict())
+        self._shorten_leases(held, now_ms + self._lease_ms)
         num_ended = 0
         while held:
             request_id, first = next(iter(held.items()))
@@ -156,6 +157,16 @@ class LocalLimiter:
             self._finish(tenant_id, request_id, ReservationState.EXPIRED, used, now_ms)
             num_ended += 1
         return num_ended
+
+    def _shorten_leases(self, held: OrderedDict[str, _Reservation], latest_ms: int) -> None:
+        """By a clock that stepped back no lease may end later than one that begins now."""
+        for request_id, reservation in reversed(held.items()):
+            if reservation.lease_end_ms <= latest_ms:
+                break
+            reservation.lease_end_ms = latest_ms
+            for limit, _, _ in reservation.taken:
+                if limit.kind not in WINDOWS:
+                    self._requests(limit).hold(request_id, latest_ms)
 
     def _find(self, tenant_id: str, request_id: str, now_ms: int) -> tuple[_Reservation | None, Outcome]:
         self._end_leases(tenant_id, now_ms)

@@ -37,8 +37,10 @@ local function span_ms(unit)
   return (NUM_BUCKETS[unit] + 2) * BUCKET_MS[unit]
 end
 
-local function end_of(bucket, unit)
-  return (bucket + NUM_BUCKETS[unit] + 1) * BUCKET_MS[unit]
+-- Until a bucket has left the window; while the clock is behind, no longer than the window is.
+local function time_left(bucket, unit)
+  local length = NUM_BUCKETS[unit] + 1
+  return math.min((bucket + length) * BUCKET_MS[unit] - now, length * BUCKET_MS[unit])
 end
 
 -- What somebody else wrote there counts as nothing, and is written over: it concerns this tenant alone.
@@ -115,7 +117,13 @@ local function roll(scope, unit)
   local w, at = scope.windows, 4 * unit - 4
   local bucket, newest, oldest = math.floor(now / BUCKET_MS[unit]), w[at + NEWEST], w[at + OLDEST]
   -- After a fail-over the clock may be behind: what was taken must not be forgotten for that.
-  if newest >= bucket then
+  if newest > bucket + NUM_BUCKETS[unit] then
+    -- By more than the window is long: waited for, it would hold for that much longer. It begins anew here.
+    local total = w[at + TOTAL]
+    forget_window(scope, unit)
+    set_window(scope, unit, total, bucket, total, bucket)
+    return bucket
+  elseif newest >= bucket then
     return newest
   end
   local first = bucket - NUM_BUCKETS[unit]
@@ -222,11 +230,11 @@ local function wait_for(scope, unit, excess)
     for i = 1, #fields do
       excess = excess - (tonumber(amounts[i]) or 0)
       if excess <= 0 then
-        return end_of(fields[i], unit) - now
+        return time_left(fields[i], unit)
       end
     end
   end
-  return end_of(newest, unit) - now
+  return time_left(newest, unit)
 end
 
 local function reservation_key(id)
@@ -278,7 +286,27 @@ local function load(id)
   return nil, 'unknown'
 end
 
+-- By a clock that stepped back no lease may end later than one that begins now.
+local function shorten_leases()
+  local latest = now + ask[LEASE_MS]
+  local ids = redis.call('ZRANGEBYSCORE', leases, '(' .. latest, '+inf', 'LIMIT', 0, MAX_SWEPT)
+  for _, id in ipairs(ids) do
+    redis.call('ZADD', leases, latest, id)
+    local record = load(id)
+    if record then
+      record[LEASE_END] = latest
+      redis.call('SET', reservation_key(id), cmsgpack.pack(record), 'KEEPTTL')
+      for at = SCOPES, #record, 5 do
+        if record[at + RUNNING] == 1 then
+          redis.call('ZADD', scope_of(record[at]).running, latest, id)
+        end
+      end
+    end
+  end
+end
+
 local function sweep()
+  shorten_leases()
   local ids = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, MAX_SWEPT)
   for _, id in ipairs(ids) do
     local record = load(id)
@@ -338,7 +366,7 @@ local function reset_of(limit)
     return last[2] and math.max(0, tonumber(last[2]) - now) or 0
   end
   local newest = limit.scope.windows[4 * limit.unit - 4 + NEWEST]
-  return newest ~= 0 and end_of(newest, limit.unit) - now or 0
+  return newest ~= 0 and time_left(newest, limit.unit) or 0
 end
 
 local function read_limits(is_asked_only)
