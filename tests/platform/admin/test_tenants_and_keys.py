@@ -202,6 +202,15 @@ def test_a_key_that_has_ended_is_not_rotated(world: World) -> None:
     world.refused(409, "conflict", "POST", f"keys/{old['id']}/rotate")
 
 
+def test_a_key_is_rotated_once(world: World) -> None:
+    """Whoever lost the new key would get a second one that lives as long as the first one's overlap."""
+    old = world.ok("POST", f"tenants/{world.team}/keys", {"expires_at": "2027-01-01T00:00:00Z"})
+    new = world.ok("POST", f"keys/{old['id']}/rotate", {"overlap_s": 60})
+    refused = world.refused(409, "conflict", "POST", f"keys/{old['id']}/rotate", {"overlap_s": 3600})
+    assert new["id"] in str(refused)
+    assert world.ok("POST", f"keys/{new['id']}/rotate")["expires_at"] == new["expires_at"]
+
+
 def test_a_revoked_key_opens_nothing_and_stays_revoked(world: World) -> None:
     made = world.ok("POST", f"tenants/{world.team}/keys", {})
     assert world.opens(made["key"])

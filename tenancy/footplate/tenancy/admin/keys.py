@@ -87,7 +87,7 @@ def rotate_key(
     otherwise.
 
     Raises:
-        Conflict: the key has ended, so there is nothing to take over from.
+        Conflict: the key has ended or was rotated already, so there is nothing to take over from.
         AccessDenied, NotFound, InvalidValue: as in `create_key`.
     """
     before = find_key(writer, caller, key_id, Action.ROTATE_KEY)
@@ -98,6 +98,12 @@ def rotate_key(
     state = before.state(now)
     if state != "live":
         raise Conflict(f"this key is {state}; create a new one instead")
+    # Its end is no longer the one that it was made with: a second key would take over the rest of an overlap.
+    made = writer.replacement(before)
+    if made is not None:
+        raise Conflict(
+            f"this key was rotated already, into {made.public_id}; rotate that one, or create a new one"
+        )
     if expires_at is None and before.expires_at is not None and before.created_at is not None:
         expires_at = now + min(before.expires_at - before.created_at, LAST_EXPIRY - now)
     if overlap_s:

@@ -57,6 +57,10 @@ class Reader(Protocol):
 
     def key(self, public_id: str) -> KeyRecord | None: ...
 
+    def replacement(self, key: KeyRecord) -> KeyRecord | None:
+        """The key that one was rotated into; always of the same tenant."""
+        ...
+
     def keys(self, tenant_id: str, page: Page) -> Listed[KeyRecord]: ...
 
     def records(

@@ -100,6 +100,12 @@ class _Reader:
         row = self._row(select(api_keys).where(api_keys.c.public_id == public_id))
         return None if row is None else _as_key(row)
 
+    def replacement(self, key: KeyRecord) -> KeyRecord | None:
+        columns = api_keys.c  # the tenant has an index
+        is_it = (columns.tenant_id == key.tenant_id) & (columns.replaces == key.public_id)
+        row = self._row(select(api_keys).where(is_it).limit(1))
+        return None if row is None else _as_key(row)
+
     def keys(self, tenant_id: str, page: Page) -> Listed[KeyRecord]:
         query = select(api_keys).where(api_keys.c.tenant_id == tenant_id)
         return self._page(query, api_keys, "public_id", page, _as_key)
