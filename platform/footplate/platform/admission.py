@@ -157,9 +157,9 @@ class Admission:
         Raises:
             LimitRefused: an enforced limit or budget of the tenant or the key is 0.
         """
-        for scope, quota in (
-            (Scope(principal.tenant_id), principal.tenant_quota),
-            (Scope(principal.tenant_id, principal.key_id), principal.key_quota or UNLIMITED),
+        for key_id, quota in (
+            (None, principal.tenant_quota),
+            (principal.key_id, principal.key_quota or UNLIMITED),
         ):
             if quota.mode is not LimitMode.ENFORCE:
                 continue
@@ -167,7 +167,7 @@ class Admission:
                 self._refuse_for_budget()
             for kind in LimitKind:
                 if getattr(quota, kind.value) == 0:
-                    limit = Limit(scope, kind, 0)
+                    limit = Limit(Scope(principal.tenant_id, key_id), kind, 0)
                     self.metrics.refused(RefusalKind.TOO_LARGE.value)
                     state = LimitState(limit, used=0, reset_ms=0, is_exceeded=True)
                     raise refused(Refusal(RefusalKind.TOO_LARGE, limit), (state,), 1)
