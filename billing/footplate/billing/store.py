@@ -1,0 +1,126 @@
+"""What billing needs from a database, as protocols. Methods may block; any thread may call them.
+
+All raise StoreUnavailable when the database gives no answer in a bounded time. Times are aware, in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from footplate.billing.ledger import Account
+from footplate.billing.periods import ClosedPeriod, ClosingState, Period
+from footplate.billing.prices import PriceBook, PriceList, PriceVersion
+from footplate.billing.usage import EventId, TenantId, UsageEvent
+
+
+class CommitOutcome(StrEnum):
+    """What became of one event that was committed. All but CONFLICTING leave the event counted, once."""
+
+    RECORDED = "recorded"
+    # Recorded without a price: in quarantine until a price book has one.
+    QUARANTINED = "quarantined"
+    # It was there already; nothing was changed.
+    REPEATED = "repeated"
+    # It was there as an estimate; this exact count was posted as an adjustment.
+    RECOUNTED = "recounted"
+    # Another tenant's event has this id: kept apart, counted nowhere. A mistake of ours.
+    CONFLICTING = "conflicting"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """What was recorded of a request; the better count where one came."""
+
+    event: UsageEvent
+    effective_at: datetime
+    is_recounted: bool
+    is_quarantined: bool
+    # Pico, all postings of the event; None while it has no price.
+    net_amount: int | None
+    currency: str | None
+
+
+class EventStore(Protocol):
+    """Records events, rates and posts them."""
+
+    def commit(self, events: Sequence[UsageEvent]) -> list[CommitOutcome]:
+        """Record events with their postings, entries and rollups, all or none; durable when it returns.
+
+        Committing the same events again is safe, also after StoreUnavailable, and so are several writers at
+        once. Outcomes are in the order of the events; of two with one id in one call the better counts.
+        """
+        ...
+
+    def rate_quarantined(self, *, limit: int = 1000) -> int:
+        """Post quarantined events that have a price by now, at most so many; how many it were."""
+        ...
+
+    def find(self, event_id: EventId) -> StoredEvent | None:
+        """What was recorded of a request."""
+        ...
+
+    def report_journal(self, name: str, num_events: int) -> None:
+        """Say that a local journal holds events that the database has not; 0 when it is replayed."""
+        ...
+
+
+class PriceStore(Protocol):
+    """Price versions. What is in them is never changed."""
+
+    def book(self) -> PriceBook:
+        """All versions."""
+        ...
+
+    def add(self, prices: PriceList, *, imported_by: str) -> PriceVersion:
+        """Import a list as a new version.
+
+        It may begin in the past as long as it gives models a price that had none: events in quarantine are
+        then rated by it. What is rated stays as it is, so a version that begins before an event that was
+        rated, and has another price for its model, is refused.
+
+        Raises:
+            PeriodClosed: it would begin in a closed month.
+            PriceInForce: events that it would price otherwise are rated already.
+            InvalidPrice: it is in another currency than the books.
+        """
+        ...
+
+
+class LedgerReader(Protocol):
+    """Sums of the ledger. Amounts in pico."""
+
+    def month_spend(self, tenant_id: TenantId, at: datetime) -> int:
+        """What a tenant owes for the month of `at`, so far, in the currency of the books.
+
+        One row: kept in the transactions that post. What open requests hold is not in it.
+        """
+        ...
+
+    def balances(self, tenant_id: TenantId | None = None) -> dict[tuple[Account, str], int]:
+        """Sums of all entries by account and currency, of one tenant or all. Reads every entry of them."""
+        ...
+
+
+class PeriodStore(Protocol):
+    """Months and their closing."""
+
+    def closed(self) -> list[ClosedPeriod]:
+        """All closed months, oldest first."""
+        ...
+
+    def inspect(self, period: Period) -> ClosingState:
+        """What stands for and against closing a month now. Reads all its events."""
+        ...
+
+    def close(self, period: Period, *, closed_by: str) -> ClosedPeriod:
+        """Close a month: nothing counts in it afterwards. Commits wait meanwhile.
+
+        Raises:
+            PeriodNotClosable: something stands against it.
+            PeriodClosed: it is closed.
+        """
+        ...
