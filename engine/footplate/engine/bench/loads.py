@@ -8,18 +8,19 @@ greedy.
 from __future__ import annotations
 
 import random
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from footplate.engine.bench.workloads import HIGH, LOW, mixed_lengths
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Prompts = list[list[int]]
 
 
 def fresh(count: int, length: int, seed: int, high: int = HIGH) -> Prompts:
     """`count` prompts of `length` ids below `high`; the lowest ids, often control tokens, are left out."""
-    ids: Prompts = np.random.default_rng(seed).integers(_low(high), high, size=(count, length)).tolist()
+    ids: Prompts = _generator(seed).integers(_low(high), high, size=(count, length)).tolist()
     return ids
 
 
@@ -47,6 +48,13 @@ def build(load: dict[str, Any], seed: int) -> tuple[Prompts, list[int]]:
     raise ValueError(f"unknown load {kind!r}; known are single, decode, prefill, mixed, prefix")
 
 
+def _generator(seed: int) -> np.random.Generator:
+    # Loaded here: every command of `footplate` would else start a quarter of a second later.
+    import numpy as np
+
+    return np.random.default_rng(seed)
+
+
 def _low(high: int) -> int:
     return min(LOW, high // 2)
 
@@ -54,7 +62,7 @@ def _low(high: int) -> int:
 def _mixed(load: dict[str, Any], seed: int, high: int) -> tuple[Prompts, list[int]]:
     scale = load.get("scale", 1.0)
     lengths = mixed_lengths(load.get("count", 1000))
-    rng = np.random.default_rng(seed)
+    rng = _generator(seed)
     prompts = [rng.integers(_low(high), high, size=max(4, int(n * scale))).tolist() for n, _ in lengths]
     return prompts, [max(4, int(out * scale)) for _, out in lengths]
 
