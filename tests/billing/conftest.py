@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from footplate.billing.adapters.postgres import schema
+from tests.billing.builders import OpenBooks, open_books, price_list
 from tests.postgres_server import PostgresServer, connected
 
 NewBooks = Callable[[], str]
@@ -39,3 +40,11 @@ def new_books(postgres: PostgresServer) -> NewBooks:
 def books_url(new_books: NewBooks) -> Iterator[str]:
     """The URL of a database with empty books."""
     yield new_books()
+
+
+@pytest.fixture
+def books(books_url: str) -> Iterator[OpenBooks]:
+    """Empty books in UTC and USD; the prices of `price_list()` hold from the first of November."""
+    with open_books(books_url) as opened:
+        opened.prices.add(price_list(), imported_by="test")
+        yield opened

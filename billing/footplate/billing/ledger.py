@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from footplate.billing.errors import LedgerUnbalanced
 from footplate.billing.rating import RatedUsage
-from footplate.billing.usage import EventId, TenantId, TokenCounts
+from footplate.billing.usage import EventId, TenantId
 
 
 class Account(StrEnum):
@@ -48,8 +48,10 @@ class PostingKind(StrEnum):
 
 
 # An event's own posting, and that of its one better count: exact mends estimated, and nothing mends exact.
+# Where the better count is of another model, the first is taken back and the whole new one posted.
 EVENT_SEQ = 0
 RECOUNT_SEQ = 1
+REBOOKED_SEQ = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +110,6 @@ def balances(entries: Iterable[Entry]) -> dict[tuple[Account, TenantId, str], in
     return dict(sums)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """A difference of two counts: unlike a count, each may be negative."""
-
-    input_uncached: int
-    input_cached: int
-    output: int
-    reasoning: int
-    discarded: int
-
-    @classmethod
-    def between(cls, earlier: TokenCounts, later: TokenCounts) -> TokenDelta:
-        """What must be added to the earlier count to get the later."""
-        return cls(
-            later.input_uncached - earlier.input_uncached,
-            later.input_cached - earlier.input_cached,
-            later.output - earlier.output,
-            later.reasoning - earlier.reasoning,
-            later.discarded - earlier.discarded,
-        )
-
-
 def difference(earlier: RatedUsage, later: RatedUsage) -> RatedUsage:
     """What must be added to the earlier cost to get the later; both by one version.
 
@@ -141,3 +121,8 @@ def difference(earlier: RatedUsage, later: RatedUsage) -> RatedUsage:
     return RatedUsage(
         later.version_id, later.currency, later.gross + -earlier.gross, later.discount + -earlier.discount
     )
+
+
+def reversal(rated: RatedUsage) -> RatedUsage:
+    """What takes a cost back."""
+    return RatedUsage(rated.version_id, rated.currency, -rated.gross, -rated.discount)

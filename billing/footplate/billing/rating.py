@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from footplate.billing.errors import PriceMissing
 from footplate.billing.prices import PriceBook, PriceList, PriceVersion, PriceVersionId
 from footplate.billing.usage import ModelName, TokenClass, TokenCounts, UsageEvent
 
@@ -85,13 +86,22 @@ def quantity(tokens: TokenCounts, token_class: TokenClass) -> int:
     return count
 
 
-def rate(event: UsageEvent, book: PriceBook) -> RatedUsage:
+def rate(event: UsageEvent, book: PriceBook, effective_at: datetime | None = None) -> RatedUsage:
     """What an event costs by the version in force when it was admitted.
 
+    One that came when its month was closed, and whose model had no price there, costs what it does at
+    `effective_at`, the moment that it counts at: no price can be added to a closed month.
+
     Raises:
-        PriceMissing: there is none for the model that served it.
+        PriceMissing: there is no price for the model that served it.
     """
-    version = book.version_for(event.served_model, event.skeleton.started_at)
+    at = event.skeleton.started_at
+    try:
+        version = book.version_for(event.served_model, at)
+    except PriceMissing:
+        if effective_at is None or effective_at == at:
+            raise
+        version = book.version_for(event.served_model, effective_at)
     return rate_tokens(
         event.tokens, event.served_model, version, is_batch=event.skeleton.batch_id is not None
     )

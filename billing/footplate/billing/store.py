@@ -55,8 +55,8 @@ class EventStore(Protocol):
         """
         ...
 
-    def rate_quarantined(self, *, limit: int = 1000) -> int:
-        """Post quarantined events that have a price by now, at most so many; how many it were."""
+    def rate_quarantined(self) -> int:
+        """Post quarantined events that have a price by now; how many it were."""
         ...
 
     def find(self, event_id: EventId) -> StoredEvent | None:
@@ -110,6 +110,10 @@ class PeriodStore(Protocol):
 
     def closed(self) -> list[ClosedPeriod]:
         """All closed months, oldest first."""
+        ...
+
+    def first_open(self) -> Period | None:
+        """The oldest month that is not closed: the one to close next. None while there are no events."""
         ...
 
     def inspect(self, period: Period) -> ClosingState:

@@ -113,6 +113,10 @@ class Attempt:
     outcome: AttemptOutcome
     tokens: TokenCounts = TokenCounts()
 
+    def __post_init__(self) -> None:
+        _check_text("an attempt's model", self.model)
+        _check_text("an attempt's replica", self.replica or "-")
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -154,14 +158,18 @@ class EventSkeleton:
 
     def __post_init__(self) -> None:
         for name in ("event_id", "tenant_id", "key_id", "requested_model", "target_model", "endpoint"):
-            if not 1 <= len(getattr(self, name)) <= MAX_ID_CHARS:
-                raise InvalidUsage(f"{name} must have 1 to {MAX_ID_CHARS} characters")
+            _check_text(name, getattr(self, name))
+        _check_text("batch_id", self.batch_id or "-")
+        _check_text("cost_center", self.cost_center or "-")
         _check_utc("started_at", self.started_at)
         if not 0 <= self.num_prompt_tokens <= MAX_TOKENS:
             raise InvalidUsage(f"num_prompt_tokens is 0 to {MAX_TOKENS}; got {self.num_prompt_tokens}")
         names = [name for name, _ in self.labels]
         if names != sorted(set(names)):
             raise InvalidUsage("labels stand in the order of their names, each once")
+        for name, value in self.labels:
+            if not (name.isprintable() and value.isprintable()):
+                raise InvalidUsage("labels are of visible characters")
 
     @property
     def is_batch(self) -> bool:
@@ -238,8 +246,7 @@ class UsageEvent:
     attempts: tuple[Attempt, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.served_model) <= MAX_ID_CHARS:
-            raise InvalidUsage(f"served_model must have 1 to {MAX_ID_CHARS} characters")
+        _check_text("served_model", self.served_model)
         _check_utc("ended_at", self.ended_at)
         begin = self.skeleton.started_at
         if self.first_token_at is not None:
@@ -294,6 +301,12 @@ def is_better(later: UsageEvent, earlier: UsageEvent) -> bool:
 def best_of(first: UsageEvent, second: UsageEvent) -> UsageEvent:
     """Of two counts that come at once, the one that stays."""
     return second if is_better(second, first) else first
+
+
+def _check_text(name: str, text: str) -> None:
+    # What can't be stored would stand in the way of all that is committed with it.
+    if not 1 <= len(text) <= MAX_ID_CHARS or not text.isprintable():
+        raise InvalidUsage(f"{name} must have 1 to {MAX_ID_CHARS} visible characters")
 
 
 def _check_utc(name: str, at: datetime) -> None:
