@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from footplate.billing.adapters.postgres.posting import Driver
+from footplate.billing.adapters.postgres.bulk import Driver
 from footplate.billing.adapters.postgres.tables import (
     AMOUNT_COLUMNS,
     MEASURES,

@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from footplate.billing.adapters.postgres.books import committing
+from footplate.billing.adapters.postgres.bulk import BulkInsert
 from footplate.billing.adapters.postgres.tables import SCHEMA
 from footplate.billing.usage import UsageEvent
 
@@ -51,15 +52,12 @@ def dimension_of(event: UsageEvent) -> Dimension:
     )
 
 
-_INSERT = f"""
-insert into {SCHEMA}.dimensions
-    (digest, tenant_id, key_id, requested_model, served_model, cost_center, labels, is_batch)
-select d, t, k, r, s, c, l::jsonb, b
-from unnest(%s::bytea[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bool[])
-    as given(d, t, k, r, s, c, l, b)
-order by d
-on conflict (digest) do nothing
-"""
+_TEXTS = ("tenant_id", "key_id", "requested_model", "served_model", "cost_center")
+_INSERT = BulkInsert(
+    "dimensions",
+    {"digest": "bytea", **dict.fromkeys(_TEXTS, "text"), "labels": "jsonb", "is_batch": "bool"},
+    tail="on conflict (digest) do nothing",
+)
 _FIND = f"select digest, id from {SCHEMA}.dimensions where digest = any(%s)"
 
 
@@ -83,17 +81,16 @@ class DimensionIds:
 
     def _make(self, missing: Iterable[Dimension]) -> dict[Dimension, int]:
         digests = {dimension.digest: dimension for dimension in missing}
-        rows = list(digests.values())
-        columns = [
-            list(digests),
-            *[[getattr(row, name) for row in rows] for name in _TEXTS],
-            [json.dumps(dict(row.labels), ensure_ascii=False) for row in rows],
-            [row.is_batch for row in rows],
+        rows = [
+            (
+                digest,
+                *[getattr(digests[digest], name) for name in _TEXTS],
+                json.dumps(dict(digests[digest].labels), ensure_ascii=False),
+                digests[digest].is_batch,
+            )
+            for digest in sorted(digests)
         ]
         with committing(self._engine) as driver:
-            driver.execute(_INSERT, columns)
+            _INSERT.run(driver, rows)
             found = driver.execute(_FIND, (list(digests),)).fetchall()
         return {digests[bytes(digest)]: number for digest, number in found}
-
-
-_TEXTS = ("tenant_id", "key_id", "requested_model", "served_model", "cost_center")

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from footplate.billing.adapters.postgres.bulk import Driver
 from footplate.billing.adapters.postgres.dimensions import Dimension
-from footplate.billing.adapters.postgres.posting import Driver
 from footplate.billing.adapters.postgres.tables import SCHEMA, TOKEN_COLUMNS
 from footplate.billing.usage import (
     Attempt,

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from footplate.billing.adapters.postgres.books import UNAVAILABLE, Books, committing, is_collision
+from footplate.billing.adapters.postgres.bulk import BulkInsert, Driver
 from footplate.billing.adapters.postgres.dimensions import DimensionIds, dimension_of
 from footplate.billing.adapters.postgres.event_facts import own_fact, recount_facts, withdrawal
 from footplate.billing.adapters.postgres.event_rows import (
@@ -22,7 +23,7 @@ from footplate.billing.adapters.postgres.event_rows import (
     end_values,
     find_stored,
 )
-from footplate.billing.adapters.postgres.posting import Driver, Fact, unnest, write_facts
+from footplate.billing.adapters.postgres.posting import Fact, write_facts
 from footplate.billing.adapters.postgres.price_rows import read_book
 from footplate.billing.adapters.postgres.tables import SCHEMA
 from footplate.billing.errors import PriceMissing, StoreUnavailable
@@ -38,7 +39,7 @@ _STATE = f"""
 select (select max(id) from {SCHEMA}.price_versions), (select max(ends_at) from {SCHEMA}.closed_periods),
        (select currency from {SCHEMA}.books), (select timezone from {SCHEMA}.books)
 """
-_INSERT_EVENTS = unnest(
+_INSERT_EVENTS = BulkInsert(
     "events",
     {
         "event_id": "text",
@@ -51,17 +52,17 @@ _INSERT_EVENTS = unnest(
     },
     tail="on conflict (event_id) do nothing returning event_id, seq",
 )
-_INSERT_RECOUNTS = unnest(
+_INSERT_RECOUNTS = BulkInsert(
     "recounts",
     {"event_seq": "bigint", "dimension_id": "bigint", "effective_at": "timestamptz", **END_COLUMNS},
     tail="on conflict (event_seq) do nothing returning event_seq",
 )
-_INSERT_QUARANTINE = unnest(
+_INSERT_QUARANTINE = BulkInsert(
     "quarantine",
     {"event_seq": "bigint", "model": "text", "effective_at": "timestamptz"},
     tail="on conflict do nothing",
 )
-_INSERT_CONFLICTING = unnest(
+_INSERT_CONFLICTING = BulkInsert(
     "conflicting_events",
     {"event_id": "text", "tenant_id": "text", "event": "bytea"},
     tail="on conflict do nothing",
@@ -230,7 +231,7 @@ class PostgresEventStore:
                 )
                 for event in events
             ]
-            inserted: dict[str, int] = dict(driver.execute(_INSERT_EVENTS, _columns(rows)).fetchall())
+            inserted: dict[str, int] = dict(_INSERT_EVENTS.run(driver, rows))
             facts = []
             outcomes = {}
             repeated = []
@@ -270,8 +271,7 @@ class PostgresEventStore:
                 conflicting.append((event.event_id, event.tenant_id, event.to_bytes()))
             elif stored.recount is None and is_better(event, stored.event):
                 better[stored.event_seq] = event
-        if conflicting:
-            driver.execute(_INSERT_CONFLICTING, _columns(conflicting))
+            _INSERT_CONFLICTING.run(driver, conflicting)
         facts: list[Fact] = []
         by_seq = {row.event_seq: row for row in there.values()}
         for seq in self._insert_recounts(transaction, better, by_seq, numbers):
@@ -302,7 +302,7 @@ class PostgresEventStore:
             )
             for seq in sorted(better)
         ]
-        new = [seq for (seq,) in driver.execute(_INSERT_RECOUNTS, _columns(rows)).fetchall()]
+        new = [seq for (seq,) in _INSERT_RECOUNTS.run(driver, rows)]
         stored.update({row.event_seq: row for row in find_stored(driver, FIND_BY_SEQ, new)})
         return sorted(new)
 
@@ -317,7 +317,7 @@ class PostgresEventStore:
             return recount_facts(stored, event, dimension_id, at, transaction.book)
         except PriceMissing:
             row = [(stored.event_seq, event.served_model, at)]
-            transaction.driver.execute(_INSERT_QUARANTINE, _columns(row))
+            _INSERT_QUARANTINE.run(transaction.driver, row)
             return []
 
     def _rate_page(self, after: int, page_size: int) -> tuple[int | None, int]:
@@ -360,12 +360,7 @@ def _missing_facts(stored: StoredRow, book: PriceBook) -> list[Fact]:
 
 def _quarantine(driver: Driver, facts: Sequence[Fact], events: Mapping[int, UsageEvent]) -> None:
     rows = [(fact.event_seq, events[fact.event_seq].served_model, fact.effective_at) for fact in facts]
-    if rows:
-        driver.execute(_INSERT_QUARANTINE, _columns(rows))
-
-
-def _columns(rows: Sequence[Sequence[object]]) -> list[list[object]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+    _INSERT_QUARANTINE.run(driver, rows)
 
 
 def _name(event: UsageEvent) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from footplate.billing.adapters.postgres import checks
 from footplate.billing.adapters.postgres.books import Books, alone, reading
-from footplate.billing.adapters.postgres.posting import Driver
+from footplate.billing.adapters.postgres.bulk import Driver
 from footplate.billing.adapters.postgres.tables import (
     AMOUNT_COLUMNS,
     SCHEMA,

@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-import psycopg
-
+from footplate.billing.adapters.postgres.bulk import BulkInsert, Driver
 from footplate.billing.adapters.postgres.tables import (
     AMOUNT_COLUMNS,
     MEASURES,
     ROLLUP_KEY,
-    SCHEMA,
     TOKEN_COLUMNS,
     UNPRICED,
 )
 from footplate.billing.ledger import Posting, PostingKind, check_balanced
 from footplate.billing.periods import BillingCalendar, bucket_of
 from footplate.billing.rating import RatedUsage
-
-Driver = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +50,10 @@ def amounts(rated: RatedUsage) -> tuple[int, ...]:
     return (gross.input, gross.cached_input, gross.output, off.input, off.cached_input, off.output)
 
 
-def unnest(table: str, columns: dict[str, str], *, tail: str = "") -> str:
-    """An insert of rows that are given as one array for each column, in the arrays' order."""
-    casts = ", ".join(f"%s::{kind}[]" for kind in columns.values())
-    names = ", ".join(columns)
-    return f"insert into {SCHEMA}.{table} ({names}) select * from unnest({casts}) {tail}"
-
-
 _TOKENS = dict.fromkeys(TOKEN_COLUMNS, "bigint")
 _AMOUNTS = dict.fromkeys(AMOUNT_COLUMNS, "numeric")
 _NO_AMOUNTS = (0,) * len(AMOUNT_COLUMNS)
-_INSERT_POSTINGS = unnest(
+_INSERT_POSTINGS = BulkInsert(
     "postings",
     {
         "event_seq": "bigint",
@@ -79,7 +68,7 @@ _INSERT_POSTINGS = unnest(
         **_AMOUNTS,
     },
 )
-_INSERT_ENTRIES = unnest(
+_INSERT_ENTRIES = BulkInsert(
     "entries",
     {
         "event_seq": "bigint",
@@ -92,10 +81,10 @@ _INSERT_ENTRIES = unnest(
 )
 
 
-def _upsert(table: str, key: dict[str, str], sums: dict[str, str]) -> str:
+def _upsert(table: str, key: dict[str, str], sums: dict[str, str]) -> BulkInsert:
     added = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in sums)
     tail = f"on conflict ({', '.join(key)}) do update set {added}"
-    return unnest(f"{table} as kept", {**key, **sums}, tail=tail)
+    return BulkInsert(f"{table} as kept", {**key, **sums}, tail=tail)
 
 
 _MEASURES = {"requests": "bigint", **_TOKENS, **_AMOUNTS}
@@ -113,16 +102,11 @@ _Sums = dict[_Row, list[int]]
 def write_facts(driver: Driver, facts: Sequence[Fact], calendar: BillingCalendar) -> None:
     """Post facts and add them to every sum. Rows are locked in one order in all processes."""
     posted = [fact for fact in facts if fact.posting is not None]
-    _insert(driver, _INSERT_POSTINGS, [_posting_row(fact) for fact in posted])
-    _insert(driver, _INSERT_ENTRIES, list(_entry_rows(posted)))
+    _INSERT_POSTINGS.run(driver, [_posting_row(fact) for fact in posted])
+    _INSERT_ENTRIES.run(driver, list(_entry_rows(posted)))
     quarters, days, spend = _sums(facts, calendar)
-    for query, sums in ((_ADD_QUARTER_HOURS, quarters), (_ADD_DAYS, days), (_ADD_SPEND, spend)):
-        _insert(driver, query, [(*key, *sums[key]) for key in sorted(sums)])
-
-
-def _insert(driver: Driver, query: str, rows: Sequence[_Row]) -> None:
-    if rows:
-        driver.execute(query, [list(column) for column in zip(*rows, strict=True)])
+    for insert, sums in ((_ADD_QUARTER_HOURS, quarters), (_ADD_DAYS, days), (_ADD_SPEND, spend)):
+        insert.run(driver, [(*key, *sums[key]) for key in sorted(sums)])
 
 
 def _posting_row(fact: Fact) -> _Row:

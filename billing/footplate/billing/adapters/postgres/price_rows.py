@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC
 from fractions import Fraction
 
-from footplate.billing.adapters.postgres.posting import Driver
+from footplate.billing.adapters.postgres.bulk import Driver
 from footplate.billing.adapters.postgres.tables import SCHEMA
 from footplate.billing.prices import ModelPrices, PriceBook, PriceList, PriceVersion, PriceVersionId
 from footplate.billing.usage import ModelName

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from footplate.billing.adapters.postgres.books import Books, alone, reading
-from footplate.billing.adapters.postgres.posting import Driver, unnest
+from footplate.billing.adapters.postgres.bulk import BulkInsert, Driver
 from footplate.billing.adapters.postgres.price_rows import read_book
 from footplate.billing.adapters.postgres.tables import SCHEMA
 from footplate.billing.errors import InvalidPrice, PeriodClosed, PriceInForce
@@ -34,7 +34,7 @@ insert into {SCHEMA}.price_versions
     (effective_from, currency, multiplier_numerator, multiplier_denominator, imported_at, imported_by)
 values (%s, %s, %s, %s, %s, %s) returning id
 """
-_INSERT_PRICES = unnest(
+_INSERT_PRICES = BulkInsert(
     "model_prices",
     {"version_id": "int", "model": "text", **dict.fromkeys([each.value for each in TokenClass], "bigint")},
 )
@@ -81,7 +81,7 @@ class PostgresPriceStore:
             rows = [
                 (number, name, *map(prices.models[name].of, TokenClass)) for name in sorted(prices.models)
             ]
-            driver.execute(_INSERT_PRICES, [list(column) for column in zip(*rows, strict=True)])
+            _INSERT_PRICES.run(driver, rows)
         self._rate_quarantined()
         return PriceVersion(number, prices, now, imported_by)
 
