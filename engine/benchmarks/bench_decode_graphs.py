@@ -1,7 +1,7 @@
 """Replays of captured decode steps alone, without scheduler or host work: what the device takes for a step.
 
     python engine/benchmarks/bench_decode_graphs.py CONFIG_FOLDER [--batches 1,8,32,128,256] [--context 620]
-           [--balanced 0] [--out FILE]
+           [--out FILE]
 
 Rows stand on blocks of their own, scattered over the pool. Prints milliseconds a step, the best and the
 median of some rounds, and the rate at which weights, keys and values then come out of memory.
@@ -79,18 +79,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batches", default="1,8,16,32,64,128,256")
     parser.add_argument("--context", type=int, default=620)
-    parser.add_argument("--balanced", type=int, default=0, help="as in AttentionOptions")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
 
     from footplate.engine import loader
     from footplate.engine.config import EngineConfig
-    from footplate.engine.kernels.attention.launch import AttentionOptions
-    from footplate.engine.kernels.triton_ops import TritonOps
 
-    if options.balanced:
-        attention = AttentionOptions(use_pdl=True, balanced=options.balanced)
-        loader._choose_ops = lambda place: TritonOps(attention)
     batches = [int(b) for b in options.batches.split(",")]
     config = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=max(batches), gpu_memory_utilization=0.6)
     engine = loader.load_engine(f"dummy:{options.folder}/config.json", config)
@@ -106,7 +100,7 @@ def main() -> None:
             flush=True,
         )
     if options.out:
-        command = f"bench_decode_graphs.py {options.folder.name} --balanced {options.balanced}"
+        command = f"bench_decode_graphs.py {options.folder.name}"
         facts = environment() | {"command": command}
         options.out.write_text(
             json.dumps(facts | {"context": options.context, "steps": rows}, indent=1) + "\n"

@@ -25,8 +25,9 @@ from footplate.engine.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 MIB = 1 << 20
-# Lengths that make different kernels: one query, a whole tile, an even and an odd number of tokens.
-WARM_UP_LENGTHS = (1, 2, 17, 32, 100, 256)
+# Lengths that make different kernels: one query, each number of rows that small products are padded to, a
+# whole tile, an even and an odd number of tokens.
+WARM_UP_LENGTHS = (1, 2, 9, 17, 32, 33, 64, 100, 256)
 # One batch size for each way through the kernels of a decode step, and the largest.
 COMPILED_SIZES = (1, 2, 8, 16, 32, 64, 128)
 # Its outputs are indices: what follows must not find anything else in them, even where nothing is computed.
@@ -165,7 +166,7 @@ def warm_up(runner: DeviceRunner, lengths: list[int], block_size: int, num_block
         table = tuple(range(-(-length // block_size)))
         new = NewRow(0, (0,) * length, length, SamplingParams(temperature=0.0), table)
         row = ScheduledRow(0, 0, 0, length, samples=True)
-        runner.run(SchedulerOutput(-1 - step, (row,), (new,)))
+        runner.run(SchedulerOutput(-1 - step, (row,), (new,), copies=((0, 0),)))
     shared = MIN_SHARED_TOKENS + block_size
     table = tuple(range(shared // block_size + 1))
     for count in (1, 2, 6):

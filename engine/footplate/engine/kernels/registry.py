@@ -54,12 +54,6 @@ def _triton(method: str) -> Callable[..., torch.Tensor]:
     return call
 
 
-def _balanced(q: torch.Tensor, spec: Any, batch: Any, kv: Any) -> torch.Tensor:
-    from footplate.engine.kernels.attention import launch
-
-    return launch.attention(q, spec, batch, kv, launch.AttentionOptions(balanced=2))
-
-
 def _in_place(copy: Callable[..., None]) -> Callable[..., torch.Tensor]:
     def call(caches: Sequence[torch.Tensor], copies: torch.Tensor) -> torch.Tensor:
         copy(caches, copies)
@@ -186,15 +180,8 @@ _TRITON_PAIRS: tuple[KernelPair, ...] = (
         2**-6,
         _WEIGHTS,
     ),
-    KernelPair("attention/triton-balanced", attention, _balanced, cases.decodes(), 5e-6, 1e-4, _ROUNDING),
     KernelPair(
-        "attention/triton-balanced-16",
-        attention,
-        _balanced,
-        cases.in_16_bits(cases.decodes(), [0, 3]),
-        1e-2,
-        2**-6,
-        _WEIGHTS,
+        "attention/triton-decode", attention, _triton("attention"), cases.decodes(), 5e-6, 1e-4, _ROUNDING
     ),
     KernelPair(
         "attention/triton-prefix",

@@ -28,7 +28,6 @@ KvPair = tuple[torch.Tensor, torch.Tensor]
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED_SMS = 4
 FEW_SLOTS = 32
-BALANCED_ROWS = (32, 128, 512, 2048, 8192)  # few sizes: each is a kernel of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,6 @@ class AttentionOptions:
     # A row's bits depend on its context alone: decode rows, too, go through the tiles of queries, which take
     # keys in one order whatever else is in the batch. Slow for long contexts.
     deterministic: bool = False
-    # Decode rows without a shared prefix go through `balanced`, this many programs for each multiprocessor.
-    balanced: int = 0
     use_pdl: bool = False  # start while the kernel before ends; Hopper and later
 
 
@@ -245,9 +242,6 @@ class _Launch:
 
     def decode(self, workspace: Workspace) -> None:
         """The leading rows with one query each."""
-        if self.options.balanced and _groups(self.spec, self.batch) is None:
-            self._read_balanced(workspace)
-            return
         plan = decode_plan(self.q, self.spec, self.batch, self.options)
         parts = self._parts(plan, workspace)
         if plan.prefix_splits is not None:
@@ -262,44 +256,6 @@ class _Launch:
         num_values = size // (self.spec.head_dim + 1) * self.spec.head_dim
         memory = workspace.reserve(size, self.q.device)
         return memory[:num_values], memory[num_values:size]
-
-    def _read_balanced(self, workspace: Workspace) -> None:
-        """Decode rows in equal runs of key tiles; runs that several programs had are put together."""
-        from footplate.engine.kernels.attention.balanced import kernel as balanced
-
-        batch, spec, tile = self.batch, self.spec, _tiles(self.q, self.spec, self.options).decode
-        num_programs = self.options.balanced * _device_shape(self.q.device)[1]
-        num_values = 2 * num_programs * tile.rows * spec.head_dim
-        memory = workspace.reserve(num_values + 2 * num_programs * tile.rows, self.q.device)
-        parts = (memory[:num_values], memory[num_values:])
-        most_rows = next(n for n in BALANCED_ROWS if n >= batch.num_decodes)
-        shape = {k: v for k, v in self._shape().items() if k not in ("BLOCK_SIZE", "SOFT_CAP", "WIDE")}
-        shape |= {"WINDOW": spec.window, "ROWS": tile.rows, "KEYS": tile.keys}
-        shape |= {"MOST_ROWS": most_rows, "NUM_PROGRAMS": num_programs}
-        tables, stride = batch.block_tables, batch.block_tables.stride(0)
-        balanced.balanced_kernel[(num_programs,)](
-            self.q,
-            self.output,
-            *parts,
-            *self.kv,
-            batch.context_lens,
-            tables,
-            batch.num_decodes,
-            stride,
-            self.kv[0].stride(0),
-            spec.scale,
-            **self._shape() | shape,
-            **self._compiled(tile.num_warps, tile.num_stages),
-        )
-        balanced.balanced_merge_kernel[(num_programs - 1, spec.num_heads // spec.num_kv_heads)](
-            self.output,
-            *parts,
-            batch.context_lens,
-            batch.num_decodes,
-            MOST_PARTS=triton.next_power_of_2(num_programs // spec.num_kv_heads + 2),
-            **shape,
-            **self._compiled(num_warps=4, num_stages=1),
-        )
 
     def _read_prefixes(self, plan: DecodePlan, splits: Splits, parts: KvPair) -> None:
         groups, batch, spec, tile = self.batch.prefix_groups, self.batch, self.spec, plan.prefix_tile

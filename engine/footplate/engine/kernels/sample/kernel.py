@@ -18,6 +18,7 @@ from footplate.engine.sampling.sampler import MIN_TEMPERATURE
 
 CHUNK = 4096  # ids a program scans
 GROUP = 256  # ids of which the scan keeps the best score
+GATHER_PROGRAMS = 1024  # several for each multiprocessor
 LISTED = 256  # tokens of a chunk that the gather may list; more are rare and cost time only
 _TILE = 2048  # tokens that the finish looks at together
 _SLACK = tl.constexpr(0.01)  # nats by which a bound stays below what rounding could move
@@ -146,7 +147,7 @@ def _scan_kernel(
         tl.store(best_ids + index * num_chunks + chunk, chunk * CHUNK + at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["vocab_size", "num_chunks", "per_program"])
 def _gather_kernel(
     logits,
     rows,
@@ -164,13 +165,14 @@ def _gather_kernel(
     vocab_size,
     num_chunks,
     num_groups,
+    per_program,
     CHUNK: tl.constexpr,
     GROUPS: tl.constexpr,
     LISTED: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """List the tokens of a chunk that may survive; sum the mass that top-p is a share of."""
-    index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """List the tokens of some chunks that may survive; sum the mass that top-p is a share of."""
+    index, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * per_program
     if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -193,19 +195,20 @@ def _gather_kernel(
             # All tokens below this together hold less than 1 - top_p.
             rest = tl.log(vocab_size.to(tl.float32)) - tl.log(tl.maximum(1.0 - top_p, 1e-30))
             bound = tl.where(top_p < 1.0, tl.maximum(bound, best - rest - _SLACK), bound)
-        token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
-        at_logits = logits + index * logits_stride + token_ids
-        scores = _numbers(tl.load(at_logits, mask=token_ids < vocab_size, other=_NEVER))
-        scores = tl.div_rn(scores, temperature)
-        place = index * num_chunks + chunk
-        tl.store(masses + place, tl.sum(tl.where(scores >= floor, tl.exp(scores - best), 0.0), axis=0))
-        may_survive = (scores >= bound) & (scores > _NEVER)
-        at = tl.cumsum(may_survive.to(tl.int32), axis=0) - 1
-        fits = may_survive & (at < LISTED)
-        tl.store(listed_scores + place * LISTED + at, scores, mask=fits)
-        tl.store(listed_ids + place * LISTED + at, token_ids, mask=fits)
-        tl.store(counts + place, tl.sum(may_survive.to(tl.int32), axis=0))
-        if chunk == 0:
+        for chunk in range(first, tl.minimum(first + per_program, num_chunks)):
+            token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
+            at_logits = logits + index * logits_stride + token_ids
+            scores = _numbers(tl.load(at_logits, mask=token_ids < vocab_size, other=_NEVER))
+            scores = tl.div_rn(scores, temperature)
+            place = index * num_chunks + chunk
+            tl.store(masses + place, tl.sum(tl.where(scores >= floor, tl.exp(scores - best), 0.0), axis=0))
+            may_survive = (scores >= bound) & (scores > _NEVER)
+            at = tl.cumsum(may_survive.to(tl.int32), axis=0) - 1
+            fits = may_survive & (at < LISTED)
+            tl.store(listed_scores + place * LISTED + at, scores, mask=fits)
+            tl.store(listed_ids + place * LISTED + at, token_ids, mask=fits)
+            tl.store(counts + place, tl.sum(may_survive.to(tl.int32), axis=0))
+        if first == 0:
             tl.store(bounds + 2 * index, bound)
             tl.store(bounds + 2 * index + 1, best)
 
@@ -453,13 +456,16 @@ def _scan(
         **launch,
     )
     num_groups = scratch.groups.shape[1]
-    _gather_kernel[(num_rows, num_chunks)](
+    # Programs of rows that truncate nothing leave at once, but each takes its time to start.
+    per_program = max(1, num_rows * num_chunks // GATHER_PROGRAMS)
+    _gather_kernel[(num_rows, triton.cdiv(num_chunks, per_program))](
         logits,
         rows,
         *settings,
         *scratch[2:],
         *sizes,
         num_groups,
+        per_program,
         GROUPS=triton.next_power_of_2(num_groups),
         LISTED=LISTED,
         **launch,

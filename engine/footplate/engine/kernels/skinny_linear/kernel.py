@@ -311,7 +311,8 @@ def _options(
     if tiling is None:
         tiling = choose(op, num_outputs, num_inputs, rows)
         if weight.element_size() > 2:  # as many bytes in shared memory as with 16 bits
-            tiling = replace(tiling, block_k=tiling.block_k // 2)
+            stages = max(tiling.num_stages // 2, 1)  # the unit's inputs are kept there beside what comes
+            tiling = replace(tiling, block_k=tiling.block_k // 2, num_stages=stages)
     # Each warp asks for an equal piece of whole 16-byte words.
     row_bytes = num_inputs * weight.element_size()
     can_prefetch = row_bytes % (16 * tiling.num_warps) == 0 and tiling.prefetch <= num_outputs

@@ -1,1 +1,0 @@
-"""Decode attention whose keys are shared out evenly, whatever the rows' lengths."""
