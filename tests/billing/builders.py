@@ -33,7 +33,7 @@ from footplate.billing.usage import (
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 NOVEMBER = datetime(2026, 11, 1, tzinfo=UTC)
-# The prices of FAULTS-style examples: 1.00, 0.10 and 2.00 for a million tokens; batches at half.
+# The prices of most examples: 1.00, 0.10 and 2.00 for a million tokens; batches at half.
 USUAL = ModelPrices(1_000_000, 100_000, 2_000_000)
 _NUMBERS = itertools.count()
 

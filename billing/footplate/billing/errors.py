@@ -12,6 +12,7 @@
     ├── BooksDiffer          the database was set up with another currency or timezone
     ├── JournalFailed        events can't be written down on this machine's disk
     │   └── JournalFull      because the disk is full
+    ├── EventsRefused        the database can't hold an event as it is
     └── StoreUnavailable     the database can't be asked now
 
 Messages never hold a secret, or anything that a client has sent but names of models.
@@ -80,6 +81,10 @@ class JournalFailed(BillingError):
 
 class JournalFull(JournalFailed):
     """The disk of the local journal is full."""
+
+
+class EventsRefused(BillingError):
+    """One of the events can't be stored as it is; none of them was."""
 
 
 class StoreUnavailable(BillingError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -36,7 +36,7 @@ class RatedLine:
 
 @dataclass(frozen=True, slots=True)
 class ClassAmounts:
-    """An amount for each class of tokens, in pico."""
+    """A number for each class of tokens: pico where it is an amount of money."""
 
     input: int = 0
     cached_input: int = 0
@@ -138,15 +138,11 @@ def rated_lines(
 
 @dataclass(frozen=True, slots=True)
 class UsageTotal:
-    """Tokens of one model by one price, summed over any events: what a simulation rates."""
+    """Tokens by class of one model, in or outside batches, summed over any events."""
 
     model: ModelName
     is_batch: bool
-    # Midnight, hour or moment that stands for all of them when a version is looked up.
-    at: datetime
-    input: int
-    cached_input: int
-    output: int
+    tokens: ClassAmounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +168,13 @@ def simulate(usage: Iterable[UsageTotal], prices: PriceList) -> Simulation:
             unpriced.add(part.model)
             continue
         price = prices.models[part.model]
+        tokens = part.tokens
         gross = ClassAmounts(
-            part.input * price.input, part.cached_input * price.cached_input, part.output * price.output
+            tokens.input * price.input, tokens.cached_input * price.cached_input, tokens.output * price.output
         )
         cost = gross.total - (_discount(gross, prices).total if part.is_batch else 0)
         by_model[part.model] = by_model.get(part.model, 0) + cost
     return Simulation(prices.currency, by_model, tuple(sorted(unpriced)))
-
-
-def line_total(lines: Sequence[RatedLine]) -> int:
-    """Pico."""
-    return sum(line.amount for line in lines)
 
 
 NOTHING = ClassAmounts()

@@ -14,6 +14,8 @@ from typing import Protocol
 from footplate.billing.ledger import Account
 from footplate.billing.periods import ClosedPeriod, ClosingState, Period
 from footplate.billing.prices import PriceBook, PriceList, PriceVersion
+from footplate.billing.rating import UsageTotal
+from footplate.billing.statements import MonthUsage
 from footplate.billing.usage import EventId, TenantId, UsageEvent
 
 
@@ -52,6 +54,10 @@ class EventStore(Protocol):
 
         Committing the same events again is safe, also after StoreUnavailable, and so are several writers at
         once. Outcomes are in the order of the events; of two with one id in one call the better counts.
+
+        Raises:
+            EventsRefused: one of them can't be stored as it is.
+            BooksDiffer: the books are kept in another currency or timezone.
         """
         ...
 
@@ -63,8 +69,8 @@ class EventStore(Protocol):
         """What was recorded of a request."""
         ...
 
-    def report_journal(self, name: str, num_events: int) -> None:
-        """Say that a local journal holds events that the database has not; 0 when it is replayed."""
+    def report_journal(self, name: str, *, holds_events: bool) -> None:
+        """Say whether a local journal holds events that the database may lack."""
         ...
 
 
@@ -102,6 +108,22 @@ class LedgerReader(Protocol):
 
     def balances(self, tenant_id: TenantId | None = None) -> dict[tuple[Account, str], int]:
         """Sums of all entries by account and currency, of one tenant or all. Reads every entry of them."""
+        ...
+
+
+class MonthReader(Protocol):
+    """Sums of a month, from the rollups by day."""
+
+    def month_usage(self, period: Period, tenant_id: TenantId) -> list[MonthUsage]:
+        """What a statement is made from: everything of a tenant that has a price."""
+        ...
+
+    def num_unpriced(self, period: Period, tenant_id: TenantId | None = None) -> int:
+        """Requests that wait for a price."""
+        ...
+
+    def usage_totals(self, period: Period, tenant_id: TenantId | None = None) -> list[UsageTotal]:
+        """What a simulation is made from: all tokens, with a price or without."""
         ...
 
 

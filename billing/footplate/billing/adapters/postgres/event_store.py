@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
+import psycopg
+
 from footplate.billing.adapters.postgres.books import UNAVAILABLE, Books, committing, is_collision
 from footplate.billing.adapters.postgres.bulk import BulkInsert, Driver
 from footplate.billing.adapters.postgres.dimensions import DimensionIds, dimension_of
@@ -26,7 +28,7 @@ from footplate.billing.adapters.postgres.event_rows import (
 from footplate.billing.adapters.postgres.posting import Fact, write_facts
 from footplate.billing.adapters.postgres.price_rows import read_book
 from footplate.billing.adapters.postgres.tables import SCHEMA
-from footplate.billing.errors import PriceMissing, StoreUnavailable
+from footplate.billing.errors import EventsRefused, PriceMissing, StoreUnavailable
 from footplate.billing.ledger import EVENT_SEQ
 from footplate.billing.prices import PriceBook
 from footplate.billing.store import CommitOutcome, StoredEvent
@@ -82,8 +84,8 @@ select sum(gross_input + gross_cached_input + gross_output
 from {SCHEMA}.postings where event_seq = %s
 """
 _REPORT_JOURNAL = f"""
-insert into {SCHEMA}.journals (name, num_events) values (%s, %s)
-on conflict (name) do update set num_events = excluded.num_events, reported_at = clock_timestamp()
+insert into {SCHEMA}.journals (name) values (%s)
+on conflict (name) do update set reported_at = clock_timestamp()
 """
 _FORGET_JOURNAL = f"delete from {SCHEMA}.journals where name = %s"
 
@@ -166,16 +168,10 @@ class PostgresEventStore:
 
         return self._again(lambda: self._read(read))
 
-    def report_journal(self, name: str, num_events: int) -> None:
+    def report_journal(self, name: str, *, holds_events: bool) -> None:
         """As `EventStore.report_journal`."""
-
-        def write(driver: Driver) -> None:
-            if num_events:
-                driver.execute(_REPORT_JOURNAL, (name, num_events))
-            else:
-                driver.execute(_FORGET_JOURNAL, (name,))
-
-        self._again(lambda: self._read(write))
+        query = _REPORT_JOURNAL if holds_events else _FORGET_JOURNAL
+        self._again(lambda: self._read(lambda driver: driver.execute(query, (name,))))
 
     def _read(self, do: Callable[[Driver], _Result]) -> _Result:
         with committing(self._books.engine) as driver:
@@ -195,6 +191,8 @@ class PostgresEventStore:
                 # Connections of before a restart of the server are found out by using them.
                 has_lost_connection = True
                 self._books.engine.dispose()
+            except (psycopg.DataError, psycopg.IntegrityError, UnicodeEncodeError) as error:
+                raise EventsRefused(f"an event can't be stored as it is ({type(error).__name__})") from error
         raise AssertionError("unreachable")
 
     def _begun(self, driver: Driver) -> _Transaction:

@@ -90,7 +90,7 @@ class PostgresPeriodStore:
         waiting = (
             select(func.count()).select_from(quarantine).where(quarantine.c.effective_at < period.ends_at)
         )
-        names = select(journals.c.name).where(journals.c.num_events > 0).order_by(journals.c.name)
+        names = select(journals.c.name).order_by(journals.c.name)
         is_earlier_open = first_open is not None and first_open.begins_at < period.begins_at
         return ClosingState(
             self._books.clock(),

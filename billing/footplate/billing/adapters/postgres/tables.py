@@ -254,12 +254,11 @@ closed_periods = Table(
     Column("totals", JSONB, nullable=False),
 )
 
-# Local journals of gateways that were said to hold events.
+# Local journals that were said to hold events.
 journals = Table(
     "journals",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("num_events", BigInteger, nullable=False),
     _moment("reported_at", nullable=False, server_default=func.clock_timestamp()),
 )
 

@@ -255,7 +255,6 @@ def _create_work_lists() -> None:
     op.create_table(
         "journals",
         _text("name", primary_key=True),
-        _long("num_events"),
         _moment("reported_at", nullable=False, server_default=sa.func.clock_timestamp()),
         schema=SCHEMA,
     )
