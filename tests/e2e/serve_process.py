@@ -70,7 +70,7 @@ class ServeProcess:
         return text in (self.data_dir / "output").read_text(errors="replace")
 
     def stop(self, *, is_checked: bool = True) -> None:
-        """SIGTERM; it must end cleanly within the deadline and leave no process."""
+        """SIGTERM; it must end cleanly within the deadline and leave no process and no run folder."""
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
         try:
@@ -83,6 +83,7 @@ class ServeProcess:
         if is_checked:
             assert code == 0, (self.data_dir / "output").read_text(errors="replace")[-3000:]
             assert is_gone, self.processes()
+            assert not RunPaths.of(self.data_dir).run_dir.exists()
 
     def kill(self) -> None:
         """kill -9 of the serve process alone."""
