@@ -126,15 +126,17 @@ def alone(engine: Engine) -> Iterator[Connection]:
 def committing(engine: Engine) -> Iterator[psycopg.Connection[Any]]:
     """A transaction of the driver's, beside others of its kind; commits when the block ends.
 
-    It goes past SQLAlchemy: arrays of thousands of values pass through untouched.
+    It goes past SQLAlchemy, and statements are sent ahead of the answers to those before: the next one is
+    made up while the server works. So a fault may be raised by a later statement, or at the end.
     """
     raw = engine.raw_connection()
     driver = raw.driver_connection
     assert driver is not None
     try:
-        driver.execute("select pg_advisory_xact_lock_shared(%s)", (_GATE_ID,))
-        yield driver
-        driver.commit()
+        with driver.pipeline():
+            driver.execute("select pg_advisory_xact_lock_shared(%s)", (_GATE_ID,))
+            yield driver
+            driver.commit()
     except BaseException as error:
         try:
             driver.rollback()

@@ -22,6 +22,7 @@ class BulkInsert:
 
     def __init__(self, table: str, columns: Mapping[str, str], *, tail: str = "") -> None:
         self._kinds = tuple(columns.values())
+        self._returns = "returning" in tail
         casts = ", ".join(f"%s::{kind}[]" for kind in self._kinds)
         self._query = (
             f"insert into {SCHEMA}.{table} ({', '.join(columns)}) select * from unnest({casts}) {tail}"
@@ -33,7 +34,7 @@ class BulkInsert:
             return []
         columns = zip(self._kinds, zip(*rows, strict=True), strict=True)
         cursor = driver.execute(self._query, [array_text(kind, column) for kind, column in columns])
-        return cursor.fetchall() if cursor.description else []
+        return cursor.fetchall() if self._returns else []
 
 
 def array_text(kind: str, values: Iterable[Any]) -> str:
