@@ -115,6 +115,50 @@ def test_every_prefill_tile_agrees(name: str, tile: str) -> None:
     torch.testing.assert_close(found, attention(*arguments), atol=4e-3, rtol=2**-6)
 
 
+_CUT = ((33, 33), (48, 1000), (1, 129), (97, 2000), (5, 4096))
+PROMPTS = {
+    **{n: s for n, s in LARGE_SHAPES.items() if n.startswith("mixed") and s.head_dim in (64, 128)},
+    **{
+        f"blocks-{block_size}-{head_dim}": cases.AttentionShape(_CUT, (8, 2), head_dim, block_size=block_size)
+        for block_size in launch.BLOCK_SIZES
+        for head_dim in (64, 128)
+    },
+    "window-64": cases.AttentionShape(_LONG[2:], (8, 2), 64, window=300),
+    "window-one": cases.AttentionShape(_CUT, (8, 2), 128, window=1),
+    "window-soft-cap-64": cases.AttentionShape(_CUT, (6, 2), 64, window=70, soft_cap=20.0),
+    "group-of-100": cases.AttentionShape(_CUT, (100, 1), 128),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_of_the_commonest_head_sizes_agree(name: str, dtype: torch.dtype) -> None:
+    arguments = attention_arguments(replace(PROMPTS[name], kv_dtype=dtype))
+    found = launch.attention(*arguments)
+    torch.testing.assert_close(found, attention(*arguments), atol=4e-3, rtol=2**-6)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_prompts_agree_where_keys_and_values_share_a_tensor(head_dim: int) -> None:
+    shape = cases.AttentionShape(_LONG, (8, 2), head_dim, kv_dtype=torch.bfloat16)
+    q, spec, batch, kv = attention_arguments(shape)
+    together = torch.stack(kv, dim=1)
+    found = launch.attention(q, spec, batch, (together[:, 0], together[:, 1]))
+    torch.testing.assert_close(found, attention(q, spec, batch, kv), atol=4e-3, rtol=2**-6)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_prompt_row_without_a_context_gives_zeros(head_dim: int) -> None:
+    shape = replace(LARGE_SHAPES["decode"], head_dim=head_dim, kv_dtype=torch.bfloat16)
+    q, spec, batch, kv = attention_arguments(shape)
+    batch.context_lens[5:9] = 0
+    batch.block_tables[5:9] = len(kv[0]) - 1  # of NaN, or of another row
+    for cache in kv:
+        cache[-1] = float("nan")
+    found = launch.attention(q, spec, batch, kv, launch.AttentionOptions(deterministic=True))
+    assert (found[5:9] == 0).all()
+
+
 def attention_arguments(shape: cases.AttentionShape) -> tuple[Any, ...]:
     """Random queries, spec, batch and cache in the shape's cache type, on the GPU."""
     batch = cases.attention_batch(shape)

@@ -205,8 +205,14 @@ class _Launch:
         return capability is not None and capability[0] == 9 and same_type and is_shaped
 
     def prefill(self) -> None:
-        """Sequences after the decode rows."""
+        """Sequences after the decode rows; given tiles are not for the warp-specialised kernel."""
         batch, spec = self.batch, self.spec
+        if self._suits_hopper() and self.options.tiles is None:
+            from footplate.engine.kernels.attention.specialised import launch as specialised
+
+            if specialised.suits(spec, self.kv[0]):
+                specialised.launch_prefill(self.q, self.output, spec, batch, self.kv)
+                return
         tile = _tiles(self.q, spec, self.options).prefill
         num_sequences = len(batch.context_lens) - batch.num_decodes
         queries = tile.rows // (spec.num_heads // spec.num_kv_heads)

@@ -24,7 +24,7 @@ _VECTOR = gl.constexpr(8)
 
 
 @gluon.jit
-def _locate(query_starts, first, count, QUERIES: gl.constexpr):
+def locate(query_starts, first, count, QUERIES: gl.constexpr):
     """(sequence, its first token, its queries, the program's first query among them); see `_find_owner`."""
     # Last tiles first: they see the most keys, and the short ones fill the end of the launch.
     tile = gl.num_programs(1) - 1 - gl.program_id(1)
@@ -43,7 +43,7 @@ def _locate(query_starts, first, count, QUERIES: gl.constexpr):
 
 
 @gluon.jit
-def _tile_ranges(first, last, WINDOW: gl.constexpr, KEYS: gl.constexpr):
+def tile_ranges(first, last, WINDOW: gl.constexpr, KEYS: gl.constexpr):
     """Key tiles that the queries at positions first .. last need, as (low, edge, plain, top).
 
     Tiles top .. plain + 1 cross the diagonal, plain .. edge are visible to all, edge - 1 .. low to some.
@@ -65,7 +65,7 @@ def _copy_tile(target, base, vector):
 
 
 @gluon.jit
-def _hidden(scores, position, start, WINDOW: gl.constexpr):
+def hidden(scores, position, start, WINDOW: gl.constexpr):
     """The scores, minus infinity where a row does not see the key. `start` is the tile's first key."""
     KEYS: gl.constexpr = scores.shape[1]
     at = gl.expand_dims(start + gl.arange(0, KEYS, layout=gl.SliceLayout(0, scores.type.layout)), 0)
@@ -87,7 +87,7 @@ def _weigh(
         scores = gl.where(ratio >= 0, SOFT_CAP, -SOFT_CAP) * (1.0 - small) / (1.0 + small)
         factor = _LOG2_E
     if is_masked:
-        scores = _hidden(scores, position, start, WINDOW)
+        scores = hidden(scores, position, start, WINDOW)
     higher = gl.maximum(peak, gl.max(scores, axis=1) * factor)
     weights = gl.exp2(scores * factor - gl.expand_dims(higher, 1))
     fade = gl.exp2(peak - higher)
@@ -104,7 +104,7 @@ def _attend(
     TYPE: gl.constexpr = keys.dtype.element_ty
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, VALUES, 2)
     SHARED: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, HEAD_DIM], TYPE)
-    low, edge, plain, top = _tile_ranges(first_position, last, WINDOW, KEYS)
+    low, edge, plain, top = tile_ranges(first_position, last, WINDOW, KEYS)
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, COPY))
     column = gl.expand_dims(gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, COPY)), 0)
     k_shared = gl.allocate_shared_memory(TYPE, [2, KEYS, HEAD_DIM], SHARED)
@@ -193,7 +193,7 @@ def prefill_kernel(
     COPY: gl.constexpr = gl.BlockedLayout([1, _VECTOR], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     TYPE: gl.constexpr = q.dtype.element_ty
     kv_head = gl.program_id(0)
-    sequence, token_begin, num_queries, first_query = _locate(
+    sequence, token_begin, num_queries, first_query = locate(
         query_starts, first_sequence, num_sequences, QUERIES
     )
     if first_query >= num_queries:

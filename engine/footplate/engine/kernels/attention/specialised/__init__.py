@@ -1,0 +1,1 @@
+"""Prompt attention for Hopper with a role for each warp."""
