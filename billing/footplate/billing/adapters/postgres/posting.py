@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
+from operator import add
 from typing import Any
 
 from footplate.billing.adapters.postgres.bulk import BulkInsert, Driver
@@ -95,6 +96,8 @@ _ADD_DAYS = _upsert("rollups_day", {**_KEY, "bucket": "date"}, _MEASURES)
 _SPEND_KEY = {"tenant_id": "text", "month": "date", "currency": "text"}
 _ADD_SPEND = _upsert("month_spend", _SPEND_KEY, {"amount": "numeric"})
 
+_GROSS = slice(MEASURES.index("gross_input"), MEASURES.index("discount_input"))
+_DISCOUNT = slice(MEASURES.index("discount_input"), len(MEASURES))
 _Row = tuple[Any, ...]
 _Sums = dict[_Row, list[int]]
 
@@ -143,29 +146,29 @@ def _entry_rows(facts: Iterable[Fact]) -> Iterable[_Row]:
 
 
 def _sums(facts: Iterable[Fact], calendar: BillingCalendar) -> tuple[_Sums, _Sums, _Sums]:
+    """By quarters of an hour, by days, and the spend of tenants by months."""
     quarters: _Sums = {}
+    payers: dict[tuple[int, int], tuple[str, str]] = {}
+    for fact in facts:
+        version = UNPRICED
+        if fact.posting is not None:
+            version = fact.posting.rated.version_id
+            payers[fact.dimension_id, version] = (fact.tenant_id, fact.posting.rated.currency)
+        key = (bucket_of(fact.effective_at), fact.dimension_id, version, fact.kind.is_adjustment)
+        _add(quarters, key, fact.measures())
     days: _Sums = {}
     spend: _Sums = {}
-    dates: dict[datetime, date] = {}
-    for fact in facts:
-        bucket = bucket_of(fact.effective_at)
+    for (bucket, dimension_id, version, is_adjustment), sums in quarters.items():
         # No day begins inside a bucket.
-        day = dates.get(bucket) or dates.setdefault(bucket, calendar.day(bucket))
-        version = UNPRICED if fact.posting is None else fact.posting.rated.version_id
-        key = (fact.dimension_id, version, fact.kind.is_adjustment)
-        measures = fact.measures()
-        _add(quarters, (bucket, *key), measures)
-        _add(days, (day, *key), measures)
-        if fact.posting is not None:
-            rated = fact.posting.rated
-            _add(spend, (fact.tenant_id, day.replace(day=1), rated.currency), (rated.net,))
+        day = calendar.day(bucket)
+        _add(days, (day, dimension_id, version, is_adjustment), sums)
+        if version != UNPRICED:
+            tenant_id, currency = payers[dimension_id, version]
+            gross, discount = sum(sums[_GROSS]), sum(sums[_DISCOUNT])
+            _add(spend, (tenant_id, day.replace(day=1), currency), (gross - discount,))
     return quarters, days, spend
 
 
 def _add(sums: _Sums, key: _Row, measures: Sequence[int]) -> None:
     kept = sums.get(key)
-    if kept is None:
-        sums[key] = list(measures)
-    else:
-        for index, measure in enumerate(measures):
-            kept[index] += measure
+    sums[key] = list(measures) if kept is None else list(map(add, kept, measures))
