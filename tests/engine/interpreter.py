@@ -1,4 +1,7 @@
-"""Triton's interpreter without a search that it makes anew at every call.
+"""Triton's interpreter without a search that it makes anew at every call, and with products of no surprise.
+
+A row of a matrix product in numpy has other last bits in another place of the matrix on some processors, which
+no GPU does. Products here are made in float64 and rounded, so that they depend on the row alone.
 
 At each call of a kernel, and of each function in it, it looks through all members of `triton.language` for
 those that it puts its own in place of: a third of the time of a kernel that calls functions. Which members
@@ -11,6 +14,7 @@ import functools
 import inspect
 from typing import Any
 
+import numpy as np
 from triton.language.core import is_builtin
 from triton.runtime import interpreter
 
@@ -28,6 +32,14 @@ def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
             interpreter._patch_attr(package, name, member, builder, scope)
 
 
+def _create_dot(
+    builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
+) -> Any:
+    product = np.matmul(a.data, b.data, dtype=np.float64)
+    return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
+
+
 def install() -> None:
-    """Put the kept search in place, for this process."""
+    """Put both in place, for this process."""
     interpreter._patch_builtin = _patch_builtin
+    interpreter.InterpreterBuilder.create_dot = _create_dot

@@ -80,6 +80,7 @@ LARGE_SHAPES = {
     "decode": cases.AttentionShape(_DECODES, (32, 8), 128),
     "decode-one": cases.AttentionShape(((1, 20011),), (32, 8), 128),
     "decode-64": cases.AttentionShape(_DECODES, (32, 8), 64),
+    "decode-64-window": cases.AttentionShape(((1, 5000), (1, 17), (1, 900)), (4, 2), 64, window=300),
     "decode-group-7": cases.AttentionShape(_DECODES[:9], (14, 2), 128),
     "mixed": cases.AttentionShape(_LONG, (8, 2), 128),
     "mixed-group-3": cases.AttentionShape(_LONG, (9, 3), 64),

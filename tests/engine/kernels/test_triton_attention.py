@@ -63,9 +63,13 @@ def test_prompt_rows_are_the_same_bits_however_the_prompt_is_cut(window: int, cu
         assert torch.equal(own, together[begin:end])
 
 
-@pytest.mark.parametrize("splits", [Splits(1, 64), Splits(2, 64), Splits(8, 32), Splits(64, 64)])
-def test_any_number_of_splits_gives_the_same_attention(splits: Splits) -> None:
-    shape = cases.AttentionShape(tuple((1, n) for n in CONTEXTS), (4, 2), 32)
+# Chunks of 16 end within a tile of keys.
+@pytest.mark.parametrize(
+    "splits", [Splits(1, 64), Splits(2, 64), Splits(8, 32), Splits(64, 64), Splits(8, 16)]
+)
+@pytest.mark.parametrize("window", [0, 60])
+def test_any_number_of_splits_gives_the_same_attention(splits: Splits, window: int) -> None:
+    shape = cases.AttentionShape(tuple((1, n) for n in CONTEXTS), (4, 2), 32, window=window)
     batch, spec = cases.attention_batch(shape), cases.attention_spec(shape)
     kv = cases.filled_cache(shape, batch)
     q = torch.randn(len(CONTEXTS), 4, 32)

@@ -58,7 +58,8 @@ def _product(a, b, onto, WIDE: tl.constexpr):
 def _hidden(scores, at, position, is_key, MASK: tl.constexpr, WINDOW: tl.constexpr):
     """The scores, minus infinity where the mask says that a row does not see the key."""
     if MASK == 2:
-        visible = at[None, :] <= position[:, None]
+        # A split may end within a tile, before the row's own position.
+        visible = is_key[None, :] & (at[None, :] <= position[:, None])
         if WINDOW:
             visible = visible & (at[None, :] > position[:, None] - WINDOW)
         return tl.where(visible, scores, float("-inf"))
