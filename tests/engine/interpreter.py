@@ -1,6 +1,6 @@
 """Triton's interpreter without a search that it makes anew at every call, and with products of no surprise.
 
-A row of a matrix product in numpy has other last bits in another place of the matrix on some processors, which
+A row of a product in numpy has other last bits in another place of the matrix on some processors, which
 no GPU does. Products here are made in float64 and rounded, so that they depend on the row alone.
 
 At each call of a kernel, and of each function in it, it looks through all members of `triton.language` for
