@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from footplate.billing.adapters.postgres.books import Books, connect
+from footplate.billing.adapters.postgres.books import Books, committing, connect
 from footplate.billing.adapters.postgres.event_store import PostgresEventStore
 from footplate.billing.errors import BooksDiffer, EventsRefused, InvalidPrice, PriceInForce, StoreUnavailable
 from footplate.billing.ledger import Account
@@ -53,6 +54,19 @@ def counts(books: OpenBooks, tenant: str = A) -> tuple[object, ...]:
         tenant=tenant,
     )
     return rows[0]
+
+
+def until_somebody_waits(books: OpenBooks) -> None:
+    """Until a transaction of these books waits for another one's lock."""
+    query = text(
+        "select count(*) from pg_locks l join pg_stat_activity a using (pid) "
+        "where not granted and datname = current_database()"
+    )
+    deadline = time.monotonic() + 20
+    with books.engine.connect() as watch:
+        while not watch.execute(query).scalar():
+            assert time.monotonic() < deadline, "nobody waits"
+            watch.rollback()
 
 
 def test_an_event_comes_back_as_it_was(books: OpenBooks) -> None:
@@ -299,15 +313,43 @@ def test_a_transaction_that_was_the_victim_of_a_deadlock_is_tried_again(books: O
         other.execute(text(lock), {"tenant": "tnt_b"})
         group = [event(tokens=(1, 0, 0)), event(tenant_id="tnt_b", tokens=(1, 0, 0))]
         writing = pool.submit(books.events.commit, group)
-        # Now it holds tnt_a and waits for tnt_b.
-        waits = text("select count(*) from pg_locks where not granted")
-        with books.engine.connect() as watch:
-            while not watch.execute(waits).scalar():
-                watch.rollback()
+        until_somebody_waits(books)  # it holds tnt_a, and waits for tnt_b
         other.execute(text(lock), {"tenant": "tnt_a"})
         other.rollback()
         assert writing.result() == [RECORDED, RECORDED]
     assert (spend(books), spend(books, "tnt_b")) == (2_000_000, 2_000_000)
+
+
+def test_prices_and_closings_wait_for_commits_that_have_begun(books: OpenBooks) -> None:
+    """A commit knows every version and every closed month that there is when it ends."""
+    told = [event(tokens=(1, 0, 0), started_at=NOON)]
+    for change in (
+        lambda: books.prices.add(price_list(NOON, m=ModelPrices(4, 4, 4)), imported_by="test"),
+        lambda: books.periods.close(books.books.calendar.period("2026-11"), closed_by="test"),
+    ):
+        books.clock.now = NOVEMBER + timedelta(days=40)
+        with ThreadPoolExecutor(1) as pool:
+            with committing(books.engine):
+                changing = pool.submit(change)
+                until_somebody_waits(books)
+                assert not changing.done()
+            changing.result()
+    assert books.events.commit(told) == [RECORDED]
+    found = books.events.find(told[0].event_id)
+    assert found is not None and (found.net_amount, found.effective_at) == (4, books.clock.now)
+
+
+def test_a_better_count_waits_for_whoever_rates_its_event(books: OpenBooks) -> None:
+    guess = event(served="new", is_estimated=True, tokens=(9, 0, 0))
+    books.events.commit([guess])
+    exact = replace(guess, is_estimated=False, tokens=TokenCounts(7))
+    with ThreadPoolExecutor(1) as pool:
+        with books.engine.begin() as rater:
+            rater.execute(text("select 1 from billing.quarantine for update"))
+            counting = pool.submit(books.events.commit, [exact])
+            until_somebody_waits(books)
+            assert not counting.done()
+        assert counting.result() == [RECOUNTED]
 
 
 # Any events in any order.

@@ -143,7 +143,7 @@ class PeriodStore(Protocol):
         ...
 
     def close(self, period: Period, *, closed_by: str) -> ClosedPeriod:
-        """Close a month: nothing counts in it afterwards. Commits wait meanwhile.
+        """Close a month: nothing counts in it afterwards.
 
         Raises:
             PeriodNotClosable: something stands against it.

@@ -60,19 +60,27 @@ class PostgresPeriodStore:
             return self._inspect(connection, period)
 
     def close(self, period: Period, *, closed_by: str) -> ClosedPeriod:
-        """As `PeriodStore.close`."""
+        """As `PeriodStore.close`. A month's events are read before commits have to wait."""
+        with reading(self._books.engine, is_long=True) as connection:
+            self._refuse(connection, period, self._inspect(connection, period))
+            proven = self._totals(connection, period)
         with alone(self._books.engine) as connection:
-            query = select(closed_periods.c.id).where(closed_periods.c.ends_at >= period.ends_at)
-            if connection.execute(query).first() is not None:
-                raise PeriodClosed(
-                    f"period {period.id} is closed, or one after it is; it can't be closed again"
-                )
-            reasons = reasons_not_to_close(period, self._inspect(connection, period))
-            if reasons:
-                raise PeriodNotClosable(period.id, reasons)
-            closed = ClosedPeriod(period, self._books.clock(), closed_by, self._totals(connection, period))
+            totals = self._totals(connection, period)
+            # Whatever came meanwhile has moved the totals: then all is read once more.
+            state = self._inspect(connection, period, is_proven=totals == proven)
+            self._refuse(connection, period, state)
+            closed = ClosedPeriod(period, self._books.clock(), closed_by, totals)
             connection.execute(insert(closed_periods).values(_values(closed)))
             return closed
+
+    def _refuse(self, connection: Connection, period: Period, state: ClosingState) -> None:
+        """Raises PeriodClosed or PeriodNotClosable."""
+        query = select(closed_periods.c.id).where(closed_periods.c.ends_at >= period.ends_at)
+        if connection.execute(query).first() is not None:
+            raise PeriodClosed(f"period {period.id} is closed, or one after it is; it can't be closed again")
+        reasons = reasons_not_to_close(period, state)
+        if reasons:
+            raise PeriodNotClosable(period.id, reasons)
 
     def _first_open(self, connection: Connection) -> Period | None:
         """The month after the last closed one; else that of the first event; None while there is none."""
@@ -83,23 +91,22 @@ class PostgresPeriodStore:
         first = connection.execute(select(func.min(events.c.effective_at))).scalar()
         return None if first is None else calendar.period_of(first)
 
-    def _inspect(self, connection: Connection, period: Period) -> ClosingState:
-        driver = _driver(connection)
-        calendar = self._books.calendar
+    def _inspect(self, connection: Connection, period: Period, *, is_proven: bool = False) -> ClosingState:
+        """`is_proven`: its sums were found to be right a moment ago, and are not read again."""
         first_open = self._first_open(connection)
-        waiting = (
-            select(func.count()).select_from(quarantine).where(quarantine.c.effective_at < period.ends_at)
-        )
+        waiting = select(func.count()).select_from(quarantine)
+        waiting = waiting.where(quarantine.c.effective_at < period.ends_at)
         names = select(journals.c.name).order_by(journals.c.name)
         is_earlier_open = first_open is not None and first_open.begins_at < period.begins_at
+        read = (_driver(connection), period, self._books.calendar)
         return ClosingState(
             self._books.clock(),
             first_open.id if first_open is not None and is_earlier_open else None,
             connection.execute(waiting).scalar_one(),
             tuple(connection.execute(names).scalars()),
-            checks.num_rollup_differences(driver, period, calendar),
-            checks.unbalanced(driver, period, calendar),
-            checks.num_posting_differences(driver, period, calendar),
+            0 if is_proven else checks.num_rollup_differences(*read),
+            {} if is_proven else checks.unbalanced(*read),
+            0 if is_proven else checks.num_posting_differences(*read),
         )
 
     def _totals(self, connection: Connection, period: Period) -> PeriodTotals:
