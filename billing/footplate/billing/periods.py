@@ -135,7 +135,9 @@ def reasons_not_to_close(period: Period, state: ClosingState) -> list[str]:
         names = ", ".join(state.journals)
         reasons.append(f"journals hold events that are not replayed ({names}); start their gateways")
     if state.num_rollup_differences:
-        reasons.append(f"{state.num_rollup_differences} rows of rollups differ from the events; rebuild them")
+        reasons.append(
+            f"{state.num_rollup_differences} rows of rollups differ from the events; run a reconciliation"
+        )
     if state.num_posting_differences:
         reasons.append(f"{state.num_posting_differences} events and postings differ; run a reconciliation")
     if state.unbalanced:
