@@ -143,6 +143,7 @@ class EventWriter:
         self._rating: asyncio.Future[int] | None = None
         self._is_store_away = False
         self._is_journal_failing = False
+        self._is_stalled = False
         self._is_closing = False
         self._next_trial_at = 0.0
         self._next_upkeep_at = 0.0
@@ -167,6 +168,16 @@ class EventWriter:
     def is_journal_failing(self) -> bool:
         """Whether the journal was needed and could not take events."""
         return self._is_journal_failing
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether neither the database nor the journal took the last group: it waits in memory."""
+        return self._is_stalled
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether new requests may begin: an event would be taken at once, and something makes it durable."""
+        return self.has_room and not self._is_stalled
 
     def start(self) -> None:
         """Begin to commit; what earlier processes left is replayed first."""
@@ -232,10 +243,12 @@ class EventWriter:
             if await self._journalise(events):
                 return await self._done(group, Durability.JOURNAL)
             # Neither takes them: they stay here, and both are asked again.
+            self._is_stalled = True
             await asyncio.sleep(self._config.retry_s)
             self._is_store_away = self._is_stuck()
 
     async def _done(self, group: Sequence[_Waiting], durability: Durability) -> None:
+        self._is_stalled = False
         self._num_taken -= len(group)
         for _, future in group:
             if not future.done():
