@@ -3,11 +3,12 @@
     BillingError
     ├── InvalidUsage         counts of a usage event don't add up, or can't be
     ├── InvalidPrice         a price, a multiplier or a price book can't be used; names the field
+    ├── InvalidReport        a report or an export can't be as asked; names the field
     ├── PriceMissing         a model has no price at that time; its events wait in quarantine, never at 0
     ├── PriceInForce         a version would change prices by which events are rated already
     ├── PeriodClosed         the change would fall into a closed month
     ├── PeriodNotClosable    a month can't be closed now; says everything that stands against it
-    ├── NotFound             no such period or price version
+    ├── NotFound             no such period, price version or export
     ├── LedgerUnbalanced     entries don't sum to zero: a mistake of ours
     ├── BooksDiffer          the database was set up with another currency or timezone
     ├── JournalFailed        events can't be written down on this machine's disk
@@ -43,6 +44,18 @@ class InvalidPrice(BillingError):
         return self.message
 
 
+class InvalidReport(BillingError):
+    """A report or an export can't be as asked; `field` names what is wrong."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message, field)
+        self.message = message
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class PriceMissing(BillingError):
     """No version in force at that time has a price for the model."""
 
@@ -64,7 +77,7 @@ class PeriodNotClosable(BillingError):
 
 
 class NotFound(BillingError):
-    """There is no period or price version of that id."""
+    """There is no period, price version or export of that id."""
 
 
 class LedgerUnbalanced(BillingError):

@@ -15,6 +15,7 @@ from footplate.billing.ledger import Account
 from footplate.billing.periods import ClosedPeriod, ClosingState, Period
 from footplate.billing.prices import PriceBook, PriceList, PriceVersion
 from footplate.billing.rating import UsageTotal
+from footplate.billing.reports import Report, ReportQuery
 from footplate.billing.statements import MonthUsage
 from footplate.billing.usage import EventId, TenantId, UsageEvent
 
@@ -124,6 +125,18 @@ class MonthReader(Protocol):
 
     def usage_totals(self, period: Period, tenant_id: TenantId | None = None) -> list[UsageTotal]:
         """What a simulation is made from: all tokens, with a price or without."""
+        ...
+
+
+class ReportReader(Protocol):
+    """Sums of usage by any grouping: the one source of the API, commands, pages and exports' totals."""
+
+    def report(self, query: ReportQuery) -> Report:
+        """A page of a report and its totals, of one moment.
+
+        Raises:
+            InvalidReport: the range is too long for its grouping.
+        """
         ...
 
 
