@@ -60,6 +60,10 @@ class StoredKey:
     # None: the tenant goes by the default, and the key has no limits of its own.
     tenant_quota: Quota | None = None
     key_quota: Quota | None = None
+    # Whom its use is charged to.
+    cost_center: str = ""
+    tenant_labels: Mapping[str, str] = field(default_factory=dict)
+    key_labels: Mapping[str, str] = field(default_factory=dict)
 
     def is_live(self, now: datetime) -> bool:
         """Whether the key opens anything at `now` (an aware time)."""

@@ -32,6 +32,9 @@ class KeyHolder:
     cache_scope: bytes
     tenant_quota: Quota = UNLIMITED
     key_quota: Quota | None = None
+    cost_center: str = ""
+    # Of the key and its tenant, by name; where both have one, the key's.
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,14 @@ class CachingAuthenticator:
     def _holder(self, stored: StoredKey) -> KeyHolder:
         quota = stored.tenant_quota if stored.tenant_quota is not None else self._default_quota
         return KeyHolder(
-            stored.public_id, stored.tenant_id, stored.role, self._scope(stored), quota, stored.key_quota
+            stored.public_id,
+            stored.tenant_id,
+            stored.role,
+            self._scope(stored),
+            quota,
+            stored.key_quota,
+            stored.cost_center,
+            tuple(sorted({**stored.tenant_labels, **stored.key_labels}.items())),
         )
 
     def _scope(self, stored: StoredKey) -> bytes:

@@ -13,7 +13,7 @@ from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimit
 from footplate.tenancy.limiter.decisions import Amounts, Decision
 from footplate.tenancy.limiter.limits import Limit
 from footplate.tenancy.limiter.local import LocalLimiter
-from footplate.tenancy.limiter.reservations import Limiter, Outcome, ReservationState
+from footplate.tenancy.limiter.reservations import Beat, Limiter, Outcome, ReservationState
 from tests.tenancy.limiter.model import Model, counter_of
 
 LEASE_S = 30
@@ -62,7 +62,8 @@ class Pair:
         return self._same(outcome, self.model.end(request_id, ReservationState.RELEASED, 0, self.now_ms()))
 
     def heartbeat(self, request_id: str, num_tokens: int = 0) -> Outcome:
-        outcome = self.runner.run(self.limiter.heartbeat(self.tenant_id, request_id, num_tokens))
+        beats = [Beat(request_id, num_tokens)]
+        [outcome] = self.runner.run(self.limiter.heartbeat(self.tenant_id, beats))
         return self._same(outcome, self.model.heartbeat(request_id, num_tokens, self.now_ms()))
 
     def sweep(self) -> int:

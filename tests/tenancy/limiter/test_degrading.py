@@ -17,7 +17,7 @@ from footplate.tenancy.limiter.decisions import Amounts, RefusalKind
 from footplate.tenancy.limiter.degrading import DegradedConfig, DegradedMode, DegradingLimiter
 from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope
 from footplate.tenancy.limiter.local import LocalLimiter
-from footplate.tenancy.limiter.reservations import Outcome, ReservationState
+from footplate.tenancy.limiter.reservations import Beat, Outcome, ReservationState
 from tests.tenancy.limiter.valkey_server import ValkeyServer, running_valkey
 
 TENANT = "acme"
@@ -314,10 +314,52 @@ def test_a_local_reservation_ends_where_it_was_made() -> None:
         assert await world.reserve("a", 40, TOKENS) is None
         world.server.go_on()
         world.now_s += 1.0
-        assert (await world.limiter.heartbeat(TENANT, "a", 5)).state is ReservationState.HELD
+        assert (await world.limiter.heartbeat(TENANT, [Beat("a", 5)]))[0].state is ReservationState.HELD
         assert (await world.limiter.settle(TENANT, "a", 30)).is_changed
         assert (await world.limiter.settle(TENANT, "a", 30)).state is ReservationState.SETTLED
         assert await world.used(TOKENS) == 0  # the shared one never heard of it
+
+    play(story)
+
+
+def test_the_note_of_a_local_reservation_comes_to_the_store_after_its_return_and_again_after_a_flush() -> (
+    None
+):
+    """Else a gateway that is killed later would take what its streams used with it."""
+
+    async def story(world: World) -> None:
+        world.server.pause()
+        decision = await world.limiter.reserve(TENANT, "a", [TOKENS], Amounts(40), b"note")
+        assert decision.is_admitted
+        world.server.go_on()
+        world.now_s += 1.0
+        await world.limiter.send_unsent()
+        for _ in range(2):
+            await world.limiter.heartbeat(TENANT, [Beat("a", 5, b"far")])
+            world.server.ask("FLUSHALL")
+            # One beat finds the loss, the next one mends it.
+            await world.limiter.heartbeat(TENANT, [Beat("a", 5, b"far")])
+        await world.limiter.heartbeat(TENANT, [Beat("a", 5, b"farther")])
+        world.offset_ms += 31_000
+        [lost], _ = await world.shared.lost(TENANT)
+        assert (lost.note, lost.progress) == (b"note", b"farther")
+        assert await world.used(TOKENS) == 0
+
+    play(story)
+
+
+def test_a_local_reservation_that_ends_in_time_leaves_no_note_in_the_store() -> None:
+    async def story(world: World) -> None:
+        world.server.pause()
+        await world.limiter.reserve(TENANT, "a", (), Amounts(), b"note")
+        await world.limiter.reserve(TENANT, "b", (), Amounts(), b"note")
+        world.server.go_on()
+        world.now_s += 1.0
+        await world.limiter.heartbeat(TENANT, [Beat("a"), Beat("b")])
+        assert (await world.shared.lost(TENANT))[1] == 2
+        await world.limiter.settle(TENANT, "a", 3)
+        await world.limiter.release(TENANT, "b")
+        assert await world.shared.lost(TENANT) == ([], 0)
 
     play(story)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from footplate.tenancy.errors import LimiterUnavailable
 from footplate.tenancy.limiter.decisions import Amounts
 from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope
 from footplate.tenancy.limiter.reaper import Reaper
-from footplate.tenancy.limiter.reservations import ReservationState
+from footplate.tenancy.limiter.reservations import Beat, LostRequest, ReservationState
 from tests.tenancy.limiter.valkey_server import ValkeyServer, running_valkey
 
 LEASE_S = 30.0
@@ -35,7 +36,7 @@ class World:
         )
         config = ValkeyLimiterConfig(lease_s=LEASE_S, timeout_s=5)
         limiter = ValkeyLimiter(self.client, config, tenants=tenants, clock_offset_ms=lambda: self.offset_ms)
-        return limiter, Reaper(limiter, tenants, period_s=10), tenants
+        return limiter, Reaper(limiter, tenants, period_s=10, lost=limiter), tenants
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -82,7 +83,7 @@ def test_nothing_that_still_runs_is_ended() -> None:
         limiter, reaper, _ = world.gateway()
         await reserve(limiter, "acme", 2)
         world.advance(LEASE_S - 1)
-        await limiter.heartbeat("acme", "acme 0", 4)
+        await limiter.heartbeat("acme", [Beat("acme 0", 4)])
         world.advance(2)
         assert await reaper.sweep_round() == 1
         assert (await limiter.settle("acme", "acme 0", 5)).is_changed
@@ -90,15 +91,108 @@ def test_nothing_that_still_runs_is_ended() -> None:
     play(story)
 
 
-def test_a_tenant_leaves_the_list_once_it_can_have_no_lease() -> None:
+def test_a_tenant_leaves_the_list_once_it_has_no_lease_and_calls_no_more() -> None:
     async def story(world: World) -> None:
-        limiter, _, tenants = world.gateway()
+        limiter, reaper, tenants = world.gateway()
         await reserve(limiter, "old", 1)
         world.advance(NOTED_S)
         await reserve(limiter, "new", 1)
         assert set(await tenants.listed()) == {"old", "new"}
         world.advance(NOTED_S + 2 * LEASE_S + 1)
+        await reaper.sweep_round()
         assert list(await tenants.listed()) == ["new"]
+
+    play(story)
+
+
+@dataclass
+class Carers:
+    """Takes care of what is lost, unless told to fail."""
+
+    told: list[LostRequest] = field(default_factory=list)
+    is_failing: bool = False
+
+    async def take_care(self, lost: Sequence[LostRequest]) -> None:
+        self.told += lost
+        if self.is_failing:
+            raise RuntimeError("away")
+
+
+def noting(world: World, port: Carers) -> tuple[ValkeyLimiter, Reaper, ValkeyActiveTenants]:
+    limiter, _, tenants = world.gateway()
+    return limiter, Reaper(limiter, tenants, period_s=10, lost=limiter, port=port), tenants
+
+
+def test_what_was_noted_of_a_lost_request_comes_with_its_last_progress_until_it_is_taken_care_of() -> None:
+    """FAULTS b5 52: forgotten only after the port has returned."""
+
+    async def story(world: World) -> None:
+        port = Carers(is_failing=True)
+        limiter, reaper, _ = noting(world, port)
+        # Bytes of every kind; and a lease without any limit.
+        note, progress = bytes(range(256)), b"\xff\x00far"
+        await limiter.reserve("acme", "one", (), Amounts(), note)
+        await limiter.reserve("acme", "two", [limit_of("acme")], Amounts(5), b"two")
+        await limiter.heartbeat("acme", [Beat("one", 3, progress), Beat("two", 1), Beat("one", 4)])
+        world.advance(LEASE_S + 1)
+        with pytest.raises(RuntimeError):
+            await reaper.sweep_round()
+        wanted = {LostRequest("one", note, progress), LostRequest("two", b"two", b"")}
+        assert set(port.told) == wanted
+        port.is_failing = False
+        port.told.clear()
+        world.server.ask("DEL", "footplate:limits:reaper")
+        await reaper.sweep_round()
+        assert set(port.told) == wanted
+        assert await limiter.lost("acme") == ([], 0)
+        assert (await limiter.settle("acme", "one", 5)).state is ReservationState.EXPIRED
+
+    play(story)
+
+
+def test_an_end_that_somebody_told_leaves_no_note_behind() -> None:
+    async def story(world: World) -> None:
+        limiter, _, _ = world.gateway()
+        for name, end in (
+            ("kept", limiter.settle("acme", "kept", 1)),
+            ("none", limiter.release("acme", "none")),
+        ):
+            await limiter.reserve("acme", name, (), Amounts(), b"note")
+            assert (await end).is_changed
+        world.advance(LEASE_S + 1)
+        assert await limiter.lost("acme") == ([], 0)
+        assert world.server.ask("KEYS", "*:note:*") == []
+
+    play(story)
+
+
+def test_what_is_lost_is_found_after_all_gateways_were_away_for_a_day() -> None:
+    """The reservation itself is forgotten by then, and its tenant calls no more."""
+
+    async def story(world: World) -> None:
+        port = Carers()
+        limiter, reaper, tenants = noting(world, port)
+        await limiter.reserve("acme", "one", (), Amounts(), b"note")
+        world.server.ask("DEL", "footplate:limits:{acme}:reservation:one")
+        world.advance(86_400)
+        await reaper.sweep_round()
+        assert port.told == [LostRequest("one", b"note", b"")]
+        assert list(await tenants.listed()) == []
+
+    play(story)
+
+
+def test_more_lost_requests_than_one_answer_holds_are_all_told() -> None:
+    async def story(world: World) -> None:
+        port = Carers()
+        limiter, reaper, _ = noting(world, port)
+        for number in range(150):
+            await limiter.reserve("acme", f"r{number}", (), Amounts(), b"%d" % number)
+        world.advance(LEASE_S + 1)
+        assert await reaper.sweep_round() == 150
+        assert sorted(port.told, key=lambda lost: int(lost.note)) == [
+            LostRequest(f"r{number}", b"%d" % number, b"") for number in range(150)
+        ]
 
     play(story)
 
@@ -113,7 +207,7 @@ def test_a_tenant_is_noted_once_in_a_while_and_again_after_a_flush() -> None:
         assert world.server.ask("ZSCORE", "footplate:limits:tenants", "acme") == noted_at
         assert await tenants.listed() == ["acme"]
         world.server.ask("FLUSHALL")
-        assert (await limiter.heartbeat("acme", "acme 0")).state is ReservationState.UNKNOWN
+        assert (await limiter.heartbeat("acme", [Beat("acme 0")]))[0].state is ReservationState.UNKNOWN
         assert await tenants.listed() == ["acme"]
         assert 0 < int(str(world.server.ask("PTTL", "footplate:limits:tenants")))
 

@@ -14,7 +14,7 @@ from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimit
 from footplate.tenancy.errors import LimiterUnavailable
 from footplate.tenancy.limiter.decisions import Amounts
 from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope, limits_for
-from footplate.tenancy.limiter.reservations import ReservationState
+from footplate.tenancy.limiter.reservations import Beat, ReservationState
 from footplate.tenancy.quotas import Quota
 from tests.tenancy.limiter.pairs import Pair, valkey_pair
 from tests.tenancy.limiter.valkey_server import ValkeyServer, running_cluster, running_valkey
@@ -112,7 +112,7 @@ def test_all_scopes_of_a_decision_work_on_a_cluster() -> None:
             assert len(limits) == 16
             assert (await limiter.reserve(tenant_id, "a}", limits, Amounts(50))).is_admitted
             assert not (await limiter.reserve(tenant_id, "b", limits, Amounts(50))).is_admitted
-            assert (await limiter.heartbeat(tenant_id, "a}", 5)).is_changed
+            assert (await limiter.heartbeat(tenant_id, [Beat("a}", 5)]))[0].is_changed
             assert (await limiter.settle(tenant_id, "a}", 20)).is_changed
             states = await limiter.peek(tenant_id, limits)
             assert [state.used for state in states] == [1, 20, 20, 0] * 4
@@ -347,7 +347,7 @@ def test_one_decision_is_one_round_trip(is_cluster: bool) -> None:
         before = _num_commands(server)
         for number in range(20):
             await limiter.reserve("one trip", f"call {number}", limits, Amounts(10))
-            await limiter.heartbeat("one trip", f"call {number}", 3)
+            await limiter.heartbeat("one trip", [Beat(f"call {number}", 3)])
             await limiter.settle("one trip", f"call {number}", 7)
         assert _num_commands(server) - before == 60
         await client.aclose()

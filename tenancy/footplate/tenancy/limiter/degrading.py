@@ -15,7 +15,7 @@ from footplate.tenancy.limiter.breaker import Breaker
 from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
 from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind, Scope
 from footplate.tenancy.limiter.local import LocalLimiter
-from footplate.tenancy.limiter.reservations import Limiter, Outcome, ReservationState
+from footplate.tenancy.limiter.reservations import Beat, Limiter, Outcome, ReservationState
 
 _LOGGER = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -24,6 +24,14 @@ _End = Callable[[], Coroutine[Any, Any, Outcome]]
 
 # A tenant's id that nobody has: asking for it touches nothing.
 NOBODY = "-"
+
+
+def _note_id(request_id: str) -> str:
+    """The lease in the store of what was noted of a local reservation.
+
+    Another than its own: the store may have been asked for that one in vain, and will hear that it is over.
+    """
+    return f"{request_id}:note"
 
 
 class DegradedMode(StrEnum):
@@ -59,7 +67,9 @@ class DegradedConfig:
 class DegradingLimiter:
     """A `Limiter` over a shared and a local one; it never raises LimiterUnavailable. One event loop owns it.
 
-    A reservation lives where it was made: those of the local limiter end there, whatever the store does.
+    A reservation lives where it was made: those of the local limiter end there, whatever the store does. What
+    was noted of them goes to the store with the first heart-beat after its return, under a lease that counts
+    for no limit.
     """
 
     def __init__(
@@ -75,6 +85,9 @@ class DegradingLimiter:
         self._unsent: OrderedDict[tuple[str, str], _End] = OrderedDict()
         # What the store last said of each window, and until when that may be in it; the latest at the end.
         self._known: OrderedDict[tuple[Scope, LimitKind], tuple[int, int]] = OrderedDict()
+        # Notes of local reservations, and which of them the store has by now.
+        self._notes: dict[tuple[str, str], bytes] = {}
+        self._told_notes: set[tuple[str, str]] = set()
 
     @property
     def is_degraded(self) -> bool:
@@ -96,24 +109,28 @@ class DegradingLimiter:
         return len(self._unsent)
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
     ) -> Decision:
         """As `Limiter.reserve`; while the store is away, as each limit's mode says."""
-        if not limits or self._local.knows(tenant_id, request_id):
+        if not (limits or note) or self._local.knows(tenant_id, request_id):
             return await self._local.reserve(tenant_id, request_id, limits, amounts)
         decision = await self._ask(
-            lambda: self._shared.reserve(tenant_id, request_id, limits, amounts),
+            lambda: self._shared.reserve(tenant_id, request_id, limits, amounts, note),
             # It may have taken all the same, or will when it goes on: nobody else would end that.
             undo=((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id)),
         )
         if decision is None:
-            return await self._reserve_degraded(tenant_id, request_id, limits, amounts)
+            decision = await self._reserve_degraded(tenant_id, request_id, limits, amounts)
+            if note and decision.is_admitted:
+                self._notes[tenant_id, request_id] = note
+            return decision
         self._note(decision.states)
         return decision
 
     async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
         """As `Limiter.settle`; while the store is away, kept and sent later, and UNHEARD until then."""
         if self._local.knows(tenant_id, request_id):
+            await self._end_note(tenant_id, request_id)
             return await self._local.settle(tenant_id, request_id, num_tokens)
         return await self._end(
             (tenant_id, request_id), lambda: self._shared.settle(tenant_id, request_id, num_tokens)
@@ -122,15 +139,34 @@ class DegradingLimiter:
     async def release(self, tenant_id: str, request_id: str) -> Outcome:
         """As `Limiter.release`, and as `settle` while the store is away."""
         if self._local.knows(tenant_id, request_id):
+            await self._end_note(tenant_id, request_id)
             return await self._local.release(tenant_id, request_id)
         return await self._end((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id))
 
-    async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
-        """As `Limiter.heartbeat`; while the store is away it is lost, and UNHEARD."""
-        if self._local.knows(tenant_id, request_id):
-            return await self._local.heartbeat(tenant_id, request_id, num_tokens)
-        outcome = await self._ask(lambda: self._shared.heartbeat(tenant_id, request_id, num_tokens))
-        return outcome or Outcome(False, ReservationState.UNHEARD)
+    async def heartbeat(self, tenant_id: str, beats: Sequence[Beat]) -> list[Outcome]:
+        """As `Limiter.heartbeat`; while the store is away they are lost, and UNHEARD."""
+        own = [beat for beat in beats if self._local.knows(tenant_id, beat.request_id)]
+        found: dict[str, Outcome] = {}
+        if own:
+            names = [beat.request_id for beat in own]
+            found = dict(zip(names, await self._local.heartbeat(tenant_id, own), strict=True))
+            await self._tell_notes(tenant_id, names)
+        told = [beat for beat in beats if beat.request_id not in found]
+        told += [
+            replace(beat, request_id=_note_id(beat.request_id))
+            for beat in own
+            if self._has_told(tenant_id, beat)
+        ]
+        outcomes = await self._ask(lambda: self._shared.heartbeat(tenant_id, told)) if told else None
+        for beat, outcome in zip(told, outcomes or (), strict=False):
+            found[beat.request_id] = outcome
+        for beat in own:
+            of_note = found.get(_note_id(beat.request_id))
+            if of_note is not None and of_note.state is ReservationState.UNKNOWN:
+                # The store has lost its data: the next beat tells it again.
+                self._told_notes.discard((tenant_id, beat.request_id))
+        unheard = Outcome(False, ReservationState.UNHEARD)
+        return [found.get(beat.request_id, unheard) for beat in beats]
 
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`; while the store is away, of this process alone."""
@@ -166,6 +202,40 @@ class DegradingLimiter:
             # One that failed by itself leaves the others their turn; its reservation expires.
             self._unsent.pop(name, None)
         return len(self._unsent)
+
+    async def _tell_notes(self, tenant_id: str, request_ids: Sequence[str]) -> None:
+        """Give the store the notes of requests that began while it was away."""
+        for request_id in request_ids:
+            name = (tenant_id, request_id)
+            note = self._notes.get(name)
+            if note is None or name in self._told_notes:
+                continue
+            decision = await self._ask(
+                lambda request_id=request_id, note=note: self._shared.reserve(  # type: ignore[misc]
+                    tenant_id, _note_id(request_id), (), Amounts(), note
+                )
+            )
+            if decision is None:
+                return
+            if name not in self._notes:
+                # It ended meanwhile.
+                await self._release_note(tenant_id, request_id)
+            else:
+                self._told_notes.add(name)
+
+    async def _end_note(self, tenant_id: str, request_id: str) -> None:
+        name = (tenant_id, request_id)
+        self._notes.pop(name, None)
+        if name in self._told_notes:
+            self._told_notes.discard(name)
+            await self._release_note(tenant_id, request_id)
+
+    async def _release_note(self, tenant_id: str, request_id: str) -> None:
+        name = (tenant_id, _note_id(request_id))
+        await self._end(name, lambda: self._shared.release(*name))
+
+    def _has_told(self, tenant_id: str, beat: Beat) -> bool:
+        return (tenant_id, beat.request_id) in self._told_notes
 
     async def _end(self, name: tuple[str, str], end: _End) -> Outcome:
         if name in self._unsent:

@@ -20,7 +20,7 @@ from footplate.tenancy.limiter.decisions import (
     judge,
 )
 from footplate.tenancy.limiter.limits import TOKEN_KINDS, WINDOWS, Limit, LimitKind
-from footplate.tenancy.limiter.reservations import Outcome, ReservationState
+from footplate.tenancy.limiter.reservations import Beat, Outcome, ReservationState
 
 
 def _monotonic_ms() -> int:
@@ -40,6 +40,7 @@ class _Reservation:
 class LocalLimiter:
     """A `Limiter` over dictionaries, for one event loop. It never waits and never raises LimiterUnavailable.
 
+    Notes are not kept: they are for others to find, and what is here dies with this process.
     At most `max_remembered` reservations are known; the oldest is forgotten first, what it took stays used.
     Counters stay, one for each limit that was ever met.
     """
@@ -73,7 +74,7 @@ class LocalLimiter:
         self._window(limit).learn(used, until_ms)
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
     ) -> Decision:
         """As `Limiter.reserve`."""
         now_ms = self._clock_ms()
@@ -121,18 +122,21 @@ class LocalLimiter:
                 self._window(limit).give_back(amount, bucket, now_ms)
         return self._finish(tenant_id, request_id, ReservationState.RELEASED, 0, now_ms)
 
-    async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
+    async def heartbeat(self, tenant_id: str, beats: Sequence[Beat]) -> list[Outcome]:
         """As `Limiter.heartbeat`."""
+        return [self._beat(tenant_id, beat) for beat in beats]
+
+    def _beat(self, tenant_id: str, beat: Beat) -> Outcome:
         now_ms = self._clock_ms()
-        held, outcome = self._find(tenant_id, request_id, now_ms)
+        held, outcome = self._find(tenant_id, beat.request_id, now_ms)
         if held is None:
             return outcome
         held.lease_end_ms = now_ms + self._lease_ms
-        held.num_tokens_so_far = max(held.num_tokens_so_far, num_tokens)
-        self._held[tenant_id].move_to_end(request_id)
+        held.num_tokens_so_far = max(held.num_tokens_so_far, beat.num_tokens)
+        self._held[tenant_id].move_to_end(beat.request_id)
         for limit, _, _ in held.taken:
             if limit.kind not in WINDOWS:
-                self._requests(limit).hold(request_id, held.lease_end_ms)
+                self._requests(limit).hold(beat.request_id, held.lease_end_ms)
         return Outcome(True, ReservationState.HELD)
 
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:

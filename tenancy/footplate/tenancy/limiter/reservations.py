@@ -32,13 +32,35 @@ class Outcome:
     state: ReservationState
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life of one request: the tokens used so far, and how far it has come, if that has changed."""
+
+    request_id: str
+    num_tokens: int = 0
+    # For whoever finds its lease over; empty leaves what stood there.
+    progress: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LostRequest:
+    """A request whose lease ended before anybody had ended it: its gateway died, or stood still too long."""
+
+    request_id: str
+    note: bytes
+    progress: bytes
+
+
 class Limiter(Protocol):
     """Reserves before the work, settles once after it. All limits of a request are of one tenant."""
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
     ) -> Decision:
         """Take from every limit, or from none. The reservation is held until its lease ends.
+
+        `note` is kept beside it for whoever finds that lease over; see `LostRequests`. With a note there is a
+        lease even where there are no limits.
 
         Raises:
             AmountUnknown: a limit counts tokens and `amounts` does not say how many.
@@ -66,8 +88,8 @@ class Limiter(Protocol):
         """
         ...
 
-    async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
-        """Begin the lease anew, and note the tokens used so far, which stay used if the lease should end.
+    async def heartbeat(self, tenant_id: str, beats: Sequence[Beat]) -> list[Outcome]:
+        """Begin leases anew, and keep what each beat says; the tokens stay used if the lease should end.
 
         Raises:
             LimiterUnavailable: as above.
@@ -89,5 +111,25 @@ class Limiter(Protocol):
 
         Raises:
             LimiterUnavailable: as above.
+        """
+        ...
+
+
+class LostRequests(Protocol):
+    """What was noted of requests whose leases ended, kept until somebody has taken care of it."""
+
+    async def lost(self, tenant_id: str) -> tuple[Sequence[LostRequest], int]:
+        """Some of a tenant's, a bounded number, and how many leases it has left.
+
+        Raises:
+            LimiterUnavailable: the store can't be asked.
+        """
+        ...
+
+    async def forget_lost(self, tenant_id: str, request_ids: Sequence[str]) -> None:
+        """They are taken care of.
+
+        Raises:
+            LimiterUnavailable: as above; to forget them again is safe.
         """
         ...

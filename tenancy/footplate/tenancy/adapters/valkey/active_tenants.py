@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from footplate.tenancy.adapters.valkey.calls import answer_in_time
 from footplate.tenancy.errors import LimiterCallFailed
 
+# Longer than all gateways may be away: what they left open is found by whoever comes back.
+KEPT_MS = 7 * 86_400 * 1000
 # A tenant is put on the list again only after so long, so that a decision stays one round trip.
 NOTED_S = 600.0
 MAX_NOTED = 100_000
@@ -17,7 +19,7 @@ _Answer = TypeVar("_Answer")
 
 
 class ValkeyActiveTenants:
-    """See `ActiveTenants`. A tenant stays listed for two leases and `NOTED_S` after it was last noted.
+    """See `ActiveTenants`. A tenant is idle from two leases and twice `NOTED_S` after it was last noted.
 
     Times here are the gateways' own; minutes of difference between them do no harm.
     """
@@ -33,7 +35,7 @@ class ValkeyActiveTenants:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
-        self._listed_s = 2 * NOTED_S + 2 * lease_s
+        self._idle_s = 2 * NOTED_S + 2 * lease_s
         self._timeout_s = timeout_s
         self._key = f"{key_prefix}:tenants"
         self._turn = f"{key_prefix}:reaper"
@@ -57,7 +59,7 @@ class ValkeyActiveTenants:
             # Somebody wrote another thing there: nobody's decision may wait for that.
             await self._ask(lambda: self._client.delete(self._key))
             await self._ask(lambda: self._client.zadd(self._key, {tenant_id: self._now()}))
-        await self._ask(lambda: self._client.pexpire(self._key, round(self._listed_s * 1000)))
+        await self._ask(lambda: self._client.pexpire(self._key, KEPT_MS))
         self._noted[tenant_id] = self._clock()
         self._noted.move_to_end(tenant_id)
         if len(self._noted) > MAX_NOTED:
@@ -74,10 +76,15 @@ class ValkeyActiveTenants:
 
     async def listed(self) -> Sequence[str]:
         """As `ActiveTenants.listed`."""
-        oldest = self._now() - self._listed_s
-        await self._ask(lambda: self._client.zremrangebyscore(self._key, "-inf", oldest))
         names: list[bytes] = await self._ask(lambda: self._client.zrange(self._key, 0, -1))
         return [name.decode() for name in names]
+
+    async def drop_if_idle(self, tenant_id: str) -> None:
+        """As `ActiveTenants.drop_if_idle`."""
+        oldest = self._now() - self._idle_s
+        noted_at = await self._ask(lambda: self._client.zscore(self._key, tenant_id))
+        if noted_at is not None and noted_at <= oldest:
+            await self._ask(lambda: self._client.zrem(self._key, tenant_id))
 
     async def _ask(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
         return await answer_in_time(call, self._timeout_s)

@@ -4,24 +4,30 @@
 --
 -- KEYS  1: the tenant's leases; its other keys are made from it, share its hash tag, and so lie in its slot
 -- ARGV  1: msgpack of {command, request id, lease ms, how long an ended reservation is remembered in ms,
---          tokens or -1 for unknown, ms to add to the server's time (tests only),
---          and four for each limit: scope, unit, max, 1 if enforced}
+--          tokens or -1 for unknown, ms to add to the server's time (tests only), what to note of the
+--          request or '', and then, of a reservation, four for each limit: scope, unit, max, 1 if enforced;
+--          of heart-beats, three for each request: id, tokens so far, how far it has come or ''; of
+--          `forget`, ids}
 --
 -- A scope's windows are one packed string, four numbers for each of the units REQUESTS, MINUTE and DAY:
 -- total, newest bucket, amount of that bucket, and the bucket that none is older than. Only when a bucket
 -- closes does its amount move to the window's history, a hash from bucket to amount. A window of nothing is
 -- all zeros.
 -- Running requests are a sorted set of ids by the end of their lease: it heals by itself.
--- A reservation is packed: end of lease, tokens reserved, used so far, lifetime, and five for each scope:
--- name, the bucket of each window it was taken from or 0, and 1 if it counts as running. An ended one is
+-- A reservation is packed: end of lease, tokens reserved, used so far, lifetime, 1 if there is a note of it,
+-- and five for each scope: name, the bucket of each window it was taken from or 0, and 1 if it counts as running. An ended one is
 -- its state's name.
+-- What somebody noted of a reservation stands beside it, a hash of `note` and `progress`, until it ends. When
+-- its lease ends instead, both go to the tenant's lost ones, a hash by id, until they are forgotten.
 
 local MAX_SWEPT, CHUNK, NEVER, RELEASED = 64, 32, -1, -1
 local REQUESTS, MINUTE, DAY, RUNNING = 1, 2, 3, 4
 local TOTAL, NEWEST, AMOUNT, OLDEST = 1, 2, 3, 4
-local COMMAND, ID, LEASE_MS, REMEMBERED_MS, TOKENS, OFFSET_MS, LIMITS = 1, 2, 3, 4, 5, 6, 7
+local COMMAND, ID, LEASE_MS, REMEMBERED_MS, TOKENS, OFFSET_MS, NOTE, LIMITS = 1, 2, 3, 4, 5, 6, 7, 8
+-- Longer than any outage of all gateways: what is noted must be found by whoever comes back.
+local NOTED_MS, MAX_LOST = 7 * 86400 * 1000, 64
 local ENDS = {settled = true, released = true, expired = true}
-local LEASE_END, RESERVED, PROGRESS, LIFETIME, SCOPES = 1, 2, 3, 4, 5
+local LEASE_END, RESERVED, PROGRESS, LIFETIME, NOTED, SCOPES = 1, 2, 3, 4, 5, 6
 
 -- Of the call that runs; `main` sets them anew.
 local ask, leases, base, now, scopes, num_swept
@@ -241,6 +247,22 @@ local function reservation_key(id)
   return base .. 'reservation:' .. id
 end
 
+local function note_key(id)
+  return base .. 'note:' .. id
+end
+
+-- Its lease has ended and nobody has said how it went: what is known of it waits for whoever asks.
+local function lose(id)
+  local key = note_key(id)
+  local found = redis.call('HMGET', key, 'note', 'progress')
+  if found[1] then
+    local lost = base .. 'lost'
+    redis.call('HSET', lost, id, cmsgpack.pack({found[1], found[2] or ''}))
+    keep(lost, NOTED_MS)
+    redis.call('DEL', key)
+  end
+end
+
 -- Settling and expiry correct the tokens to what was used; the request was made. Release gives all back.
 local function correct(scope, unit, bucket, reserved, used)
   if used > reserved then
@@ -269,6 +291,11 @@ local function finish(id, record, state, used)
   end
   redis.call('SET', reservation_key(id), state, 'PX', ask[REMEMBERED_MS])
   redis.call('ZREM', leases, id)
+  if state == 'expired' then
+    lose(id)
+  elseif record[NOTED] == 1 then
+    redis.call('DEL', note_key(id))
+  end
 end
 
 -- The record of a held reservation, or nil and the state that it is in.
@@ -314,6 +341,7 @@ local function sweep()
       finish(id, record, 'expired', record[PROGRESS])
     else
       redis.call('ZREM', leases, id)
+      lose(id)
     end
   end
   return #ids
@@ -386,15 +414,15 @@ local function read_limits(is_asked_only)
 end
 
 -- Remembered until every window that it was taken from has passed: after that there is nothing to give back.
-local function save(record)
-  redis.call('SET', reservation_key(ask[ID]), cmsgpack.pack(record), 'PX', record[LIFETIME])
-  redis.call('ZADD', leases, record[LEASE_END], ask[ID])
-  keep(leases, record[LIFETIME])
+local function save(id, record)
+  redis.call('SET', reservation_key(id), cmsgpack.pack(record), 'PX', record[LIFETIME])
+  redis.call('ZADD', leases, record[LEASE_END], id)
+  keep(leases, record[NOTED] == 1 and NOTED_MS or record[LIFETIME])
 end
 
 local function take_all(limits)
   local lease_end, lifetime = now + ask[LEASE_MS], ask[REMEMBERED_MS]
-  local record, places = {lease_end, ask[TOKENS], 0, 0}, {}
+  local record, places = {lease_end, ask[TOKENS], 0, 0, 0}, {}
   for _, limit in ipairs(limits) do
     local scope, unit = limit.scope, limit.unit
     local place = places[scope.name]
@@ -417,7 +445,12 @@ local function take_all(limits)
     limit.used = limit.used + limit.amount
   end
   record[LIFETIME] = lifetime + ask[LEASE_MS]
-  save(record)
+  if ask[NOTE] ~= '' then
+    record[NOTED] = 1
+    redis.call('HSET', note_key(ask[ID]), 'note', ask[NOTE])
+    redis.call('PEXPIRE', note_key(ask[ID]), NOTED_MS)
+  end
+  save(ask[ID], record)
 end
 
 -- What the caller is told: now, how it ended, and used, reset and wait of each limit.
@@ -456,22 +489,55 @@ local function finish_asked(state, used)
   return {now, 1, state}
 end
 
-local function heartbeat()
-  local record, state = held_record(ask[ID])
+local function heartbeat(id, tokens, progress)
+  local record, state = held_record(id)
   if not record then
-    return {now, 0, state}
+    return 0, state
   end
   record[LEASE_END] = math.max(record[LEASE_END], now + ask[LEASE_MS])
-  record[PROGRESS] = math.max(record[PROGRESS], ask[TOKENS])
+  record[PROGRESS] = math.max(record[PROGRESS], tokens)
   for at = SCOPES, #record, 5 do
     if record[at + RUNNING] == 1 then
       local running = base .. 'running:' .. record[at]
-      redis.call('ZADD', running, record[LEASE_END], ask[ID])
+      redis.call('ZADD', running, record[LEASE_END], id)
       keep(running, ask[LEASE_MS])
     end
   end
-  save(record)
-  return {now, 1, 'held'}
+  if progress ~= '' and record[NOTED] == 1 then
+    redis.call('HSET', note_key(id), 'progress', progress)
+  end
+  save(id, record)
+  return 1, 'held'
+end
+
+local function heartbeats()
+  local reply = {now}
+  for at = LIMITS, #ask, 3 do
+    reply[#reply + 1], reply[#reply + 2] = heartbeat(ask[at], ask[at + 1], ask[at + 2])
+  end
+  return reply
+end
+
+-- How many leases there are, and of some lost ones id, note and progress.
+local function read_lost()
+  local reply = {now, redis.call('ZCARD', leases)}
+  local found = redis.call('HRANDFIELD', base .. 'lost', MAX_LOST, 'WITHVALUES')
+  for at = 1, #found, 2 do
+    local is_right, noted = pcall(cmsgpack.unpack, found[at + 1])
+    if is_right and type(noted) == 'table' and #noted == 2 then
+      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = found[at], noted[1], noted[2]
+    else
+      redis.call('HDEL', base .. 'lost', found[at])
+    end
+  end
+  return reply
+end
+
+local function forget_lost()
+  for at = LIMITS, #ask do
+    redis.call('HDEL', base .. 'lost', ask[at])
+  end
+  return {now}
 end
 
 local commands = {
@@ -479,7 +545,9 @@ local commands = {
   peek = function() return reserve(true) end,
   settle = function() return finish_asked('settled', ask[TOKENS] >= 0 and ask[TOKENS] or nil) end,
   release = function() return finish_asked('released', RELEASED) end,
-  heartbeat = heartbeat,
+  heartbeat = heartbeats,
+  lost = read_lost,
+  forget = forget_lost,
   sweep = function() return {now, num_swept, 'swept'} end,
 }
 
@@ -491,9 +559,21 @@ local function drop_unless(key, kind)
   end
 end
 
+local function asked_ids()
+  local ids = {ask[ID]}
+  for at = LIMITS, ask[COMMAND] == 'heartbeat' and #ask or 0, 3 do
+    ids[#ids + 1] = ask[at]
+  end
+  return ids
+end
+
 local function drop_damaged()
   drop_unless(leases, 'zset')
-  drop_unless(reservation_key(ask[ID]), 'string')
+  drop_unless(base .. 'lost', 'hash')
+  for _, id in ipairs(asked_ids()) do
+    drop_unless(reservation_key(id), 'string')
+    drop_unless(note_key(id), 'hash')
+  end
   for _, scope in pairs(scopes) do
     drop_unless(scope.key, 'string')
     drop_unless(scope.running, 'zset')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -26,7 +27,7 @@ from footplate.tenancy.limiter.decisions import (
     judge,
 )
 from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind
-from footplate.tenancy.limiter.reservations import Outcome, ReservationState
+from footplate.tenancy.limiter.reservations import Beat, LostRequest, Outcome, ReservationState
 
 # The unit of each kind in the function; the constants there are made from the windows here.
 _UNITS = {
@@ -36,6 +37,8 @@ _UNITS = {
     LimitKind.MAX_CONCURRENT_REQUESTS: 4,
 }
 _UNKNOWN_TOKENS = -1
+# In one call: the server does nothing else meanwhile.
+MAX_BEATS = 256
 
 
 def _library() -> tuple[str, str]:
@@ -104,7 +107,7 @@ class ValkeyLimiter:
         self.last_answer_ms = 0
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts
+        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
     ) -> Decision:
         """As `Limiter.reserve`."""
         for limit in limits:
@@ -113,7 +116,7 @@ class ValkeyLimiter:
         if self._tenants is not None:
             # Before it is taken: a gateway that dies right after it must not leave what nobody looks for.
             await self._tenants.note(tenant_id)
-        reply = await self._call("reserve", tenant_id, request_id, tokens, limits)
+        reply = await self._call("reserve", tenant_id, request_id, tokens, _asked(tenant_id, limits), note)
         verdict = reply[1]
         decision = judge(request_id, limits, _readings(reply))
         if verdict in ("admitted", "refused"):
@@ -132,39 +135,59 @@ class ValkeyLimiter:
         """As `Limiter.release`."""
         return _outcome(await self._call("release", tenant_id, request_id))
 
-    async def heartbeat(self, tenant_id: str, request_id: str, num_tokens: int = 0) -> Outcome:
-        """As `Limiter.heartbeat`."""
-        outcome = _outcome(await self._call("heartbeat", tenant_id, request_id, num_tokens))
+    async def heartbeat(self, tenant_id: str, beats: Sequence[Beat]) -> list[Outcome]:
+        """As `Limiter.heartbeat`; one call for each `MAX_BEATS` of them."""
+        outcomes: list[Outcome] = []
+        for first in range(0, len(beats), MAX_BEATS):
+            asked: list[str | int] = []
+            for beat in beats[first : first + MAX_BEATS]:
+                asked += (beat.request_id, beat.num_tokens, b64encode(beat.progress).decode())
+            reply = await self._call("heartbeat", tenant_id, "", asked=asked)
+            outcomes += [_outcome(reply, at) for at in range(1, len(reply), 2)]
         if self._tenants is not None:
-            if outcome.state is ReservationState.UNKNOWN:
+            if any(outcome.state is ReservationState.UNKNOWN for outcome in outcomes):
                 self._tenants.forget(tenant_id)
             await self._tenants.note(tenant_id)
-        return outcome
+        return outcomes
 
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`."""
-        reply = await self._call("peek", tenant_id, "", 0, limits)
+        reply = await self._call("peek", tenant_id, "", asked=_asked(tenant_id, limits))
         return judge("", limits, _readings(reply)).states
 
     async def sweep(self, tenant_id: str) -> int:
         """As `Limiter.sweep`."""
         return int((await self._call("sweep", tenant_id, ""))[1])
 
+    async def lost(self, tenant_id: str) -> tuple[Sequence[LostRequest], int]:
+        """As `LostRequests.lost`."""
+        _, num_left, *rest = await self._call("lost", tenant_id, "")
+        found = [
+            LostRequest(rest[at], b64decode(rest[at + 1]), b64decode(rest[at + 2]))
+            for at in range(0, len(rest), 3)
+        ]
+        return found, int(num_left)
+
+    async def forget_lost(self, tenant_id: str, request_ids: Sequence[str]) -> None:
+        """As `LostRequests.forget_lost`."""
+        await self._call("forget", tenant_id, "", asked=request_ids)
+
     async def _call(
-        self, command: str, tenant_id: str, request_id: str, tokens: int = 0, limits: Sequence[Limit] = ()
+        self,
+        command: str,
+        tenant_id: str,
+        request_id: str,
+        tokens: int = 0,
+        asked: Sequence[str | int] = (),
+        note: bytes = b"",
     ) -> list[Any]:
         config = self._config
         # The tag in braces puts all keys of a tenant into one slot; quoted, so that an id can't end it early.
         key = f"{config.key_prefix}:{{{quote(tenant_id, safe='')}}}:leases"
         offset_ms = 0 if self._clock_offset_ms is None else self._clock_offset_ms()
-        asked = [command, request_id, self._lease_ms, self._remembered_ms, tokens, offset_ms]
-        scope, name = None, ""
-        for limit in limits:
-            assert limit.scope.tenant_id == tenant_id, "a limit of another tenant"
-            if limit.scope is not scope:
-                scope, name = limit.scope, limit.scope.name
-            asked += (name, _UNITS[limit.kind], limit.max_amount, int(limit.is_enforced))
-        argument = msgspec.msgpack.encode(asked)
+        head = (command, request_id, self._lease_ms, self._remembered_ms, tokens, offset_ms)
+        # As text: the function's reader of MessagePack knows no bytes.
+        argument = msgspec.msgpack.encode([*head, b64encode(note).decode(), *asked])
         # The same id takes nothing twice, so the question may be put again.
         answer = await answer_in_time(lambda: self._calls.call(key, argument), config.timeout_s)
         reply: list[Any] = msgspec.msgpack.decode(answer)
@@ -176,5 +199,17 @@ def _readings(reply: list[Any]) -> list[Reading]:
     return [Reading(*reply[at : at + 3]) for at in range(2, len(reply), 3)]
 
 
-def _outcome(reply: list[Any]) -> Outcome:
-    return Outcome(bool(reply[1]), ReservationState(reply[2]))
+def _asked(tenant_id: str, limits: Sequence[Limit]) -> list[str | int]:
+    """Four for each limit, as the function reads them."""
+    asked: list[str | int] = []
+    scope, name = None, ""
+    for limit in limits:
+        assert limit.scope.tenant_id == tenant_id, "a limit of another tenant"
+        if limit.scope is not scope:
+            scope, name = limit.scope, limit.scope.name
+        asked += (name, _UNITS[limit.kind], limit.max_amount, int(limit.is_enforced))
+    return asked
+
+
+def _outcome(reply: list[Any], at: int = 1) -> Outcome:
+    return Outcome(bool(reply[at]), ReservationState(reply[at + 1]))
