@@ -57,11 +57,12 @@ class Clock:
 
 
 class Pair:
-    """A hub and an outlet that talk over one socket; `aborts` is what the engine was told."""
+    """A hub and an outlet that talk over one socket; `aborts` and `cuts` are what the engine was told."""
 
     def __init__(self, hub: TokenHub) -> None:
         self.hub = hub
         self.aborts: list[tuple[str, int | None]] = []
+        self.cuts: list[tuple[str, int, int]] = []
         self.engine_age_s = 0.0
         self.outlet = self.new_outlet()
 
@@ -70,6 +71,7 @@ class Pair:
             key,
             label=("m", "0"),
             abort=lambda request_id, index: self.aborts.append((request_id, index)),
+            cut=lambda *cut: self.cuts.append(cut),
             status=lambda: Status(self.engine_age_s, EngineStats(running=7)),
             limits=OutletLimits(status_every_s=0.01, **limits),
         )
@@ -194,12 +196,66 @@ async def test_closing_a_stream_aborts_it_at_the_engine(tmp_path: Path) -> None:
 async def test_stopping_one_choice_leaves_the_others_running(tmp_path: Path) -> None:
     async with connected(tmp_path) as pair:
         stream, delivery = await pair.request(num_choices=2)
-        stream.stop(1)
+        stream.stop(1, 0)
         await until(lambda: pair.aborts == [("r", 1)])
         pair.outlet.deliver([token("r", 5, index=1), token("r", 6, index=0, finish=FinishReason.STOP)])
         assert [delta.token_ids for delta in await stream.next()] == [(6,)]
         assert await stream.next() == ()
         assert await delivery.done
+
+
+@asynchronous
+async def test_a_cancelled_stream_has_all_that_was_made_until_the_engine_heard_of_it(tmp_path: Path) -> None:
+    """And not a token more, whatever the engine still had in flight."""
+    async with connected(tmp_path) as pair:
+        stream, delivery = await pair.request(num_choices=2)
+        pair.outlet.deliver([token("r", 1), token("r", 2, index=1)])
+        assert [delta.token_ids for delta in await stream.next()] == [(1,), (2,)]
+        # On its way while the client leaves.
+        pair.outlet.deliver([token("r", 3), token("r", 4, index=1, finish=FinishReason.STOP)])
+        last = await stream.cancel()
+        assert last is not None and [delta.token_ids for delta in last] == [(3,), (4,)]
+        assert not await delivery.done
+        assert pair.aborts == [("r", None)]
+        assert pair.cuts == [("r", 0, 2)], "the other choice had ended by itself"
+        pair.outlet.deliver([token("r", 5)])
+        assert await stream.next() == ()
+        assert await stream.cancel() == []
+
+
+@asynchronous
+async def test_nobody_says_what_was_made_when_the_engine_is_gone_or_silent(tmp_path: Path) -> None:
+    async with connected(tmp_path, cancel_s=0.05) as pair:
+        gone, _ = await pair.request("gone")
+        silent, _ = await pair.request("silent")
+        gone.fail(EngineDead("killed"))
+        assert await gone.cancel() is None
+        assert silent.link is not None
+        pair.hub.send_abort = lambda stream: None  # type: ignore[method-assign]
+        assert await silent.cancel() is None
+
+
+@asynchronous
+async def test_the_engine_hears_how_much_of_a_choice_counts_also_after_it_ended_it(tmp_path: Path) -> None:
+    async with connected(tmp_path) as pair:
+        stream, _ = await pair.request()
+        pair.outlet.deliver([token("r", 1), token("r", 2, finish=FinishReason.LENGTH)])
+        await stream.next()
+        stream.stop(0, 1)
+        await until(lambda: pair.cuts == [("r", 0, 1)])
+        assert pair.aborts == []
+
+
+@asynchronous
+async def test_a_gateway_that_is_lost_counts_as_far_as_tokens_were_sent(tmp_path: Path) -> None:
+    async with connected(tmp_path) as pair:
+        stream, delivery = await pair.request()
+        pair.outlet.deliver([token("r", 1), token("r", 2)])
+        await stream.next()
+        assert stream.link is not None
+        stream.link.drop()
+        assert not await delivery.done
+        assert pair.cuts == [("r", 0, 2)]
 
 
 @asynchronous

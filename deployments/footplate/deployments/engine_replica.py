@@ -11,9 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from footplate.deployments.channel.frames import Status
 from footplate.deployments.channel.outlet import TokenOutlet
+from footplate.deployments.engine_journal import EngineJournal
 from footplate.deployments.engine_port import ReplicaEngine, find_loader
 from footplate.deployments.errors import ChannelError
 from footplate.deployments.logs import configure_logging
@@ -38,11 +40,17 @@ class EngineReplica:
         configure_logging("engine")
         master_key = MasterKey.load(Path(spec.master_key_file))
         self._model = spec.model
+        index = find_index()
+        self._journal: EngineJournal | None = None
+        if spec.journal_dir is not None:
+            folder = Path(spec.journal_dir) / quote(spec.model.name, safe="") / index
+            self._journal = EngineJournal(folder)
         self._outlet = TokenOutlet(
             master_key.derive(CHANNEL_PURPOSE),
-            label=(spec.model.name, find_index()),
+            label=(spec.model.name, index),
             abort=self._abort,
             status=self._status,
+            cut=self._journal.cut if self._journal is not None else None,
         )
         self._engine: ReplicaEngine = await asyncio.to_thread(
             find_loader(spec.model.loader),
@@ -65,10 +73,15 @@ class EngineReplica:
         except ChannelError as error:
             return Refusal.of(EngineDead(f"the replica can't reach the gateway: {error}"))
         delivery = self._outlet.open(link, stream_id, request.request_id, request.params.n)
+        journal = self._journal
+        if journal is not None:
+            journal.open(request.request_id, request.params.n)
         try:
             self._engine.add(request)
         except EngineError as error:
             self._outlet.forget(delivery)
+            if journal is not None:
+                journal.forget(request.request_id)
             return Refusal.of(error)
         self._outlet.accept(delivery)
         try:
@@ -116,8 +129,14 @@ class EngineReplica:
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
             await self._outlet.close()
+        journal = getattr(self, "_journal", None)
+        if journal is not None:
+            journal.close()
 
     def _deliver(self, deltas: Sequence[SequenceDelta]) -> None:
+        # Before they leave: what anybody is billed for stands in the journal.
+        if self._journal is not None:
+            self._journal.note(deltas)
         self._outlet.deliver(deltas)
 
     def _abort(self, request_id: str, index: int | None) -> None:

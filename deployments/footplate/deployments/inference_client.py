@@ -59,9 +59,13 @@ class ChannelGeneration:
         """Everything that came since the last call; empty at the end."""
         return await self._stream.next()
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, num_used: int) -> None:
         """End one choice at the engine."""
-        self._stream.stop(index)
+        self._stream.stop(index, num_used)
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        """Abort what still runs, and wait for the last tokens that were made of it."""
+        return await self._stream.cancel()
 
     async def close(self) -> None:
         """Abort what still runs: the channel tells the engine, and the handle's cancel is the second way."""

@@ -85,6 +85,8 @@ class ScriptedEngine:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
+        # Ends of what was aborted, for the next delivery.
+        self._aborted: list[SequenceDelta] = []
         self._counters = _Counters()
         self._work = threading.Event()
         self._is_over = False
@@ -130,7 +132,11 @@ class ScriptedEngine:
             running = self._running.get(request_id)
             if running is None:
                 return
-            running.open_choices -= {index} if index is not None else set(running.open_choices)
+            given_up = running.open_choices & ({index} if index is not None else running.open_choices)
+            self._aborted += [
+                SequenceDelta(request_id, each, finish_reason=FinishReason.ABORT) for each in sorted(given_up)
+            ]
+            running.open_choices -= given_up
             if not running.open_choices:
                 del self._running[request_id]
                 self._finish(request_id, FinishReason.ABORT)
@@ -165,7 +171,7 @@ class ScriptedEngine:
             self._beat_at = now = time.monotonic()
             # Late steps are made up for, so that the pace holds on a busy machine; a long halt is not.
             due = max(due + step_s, now - 10 * step_s)
-            if not self._running:
+            if not (self._running or self._aborted):
                 self._work.clear()
                 if not self._running:
                     self._work.wait(0.2)
@@ -177,9 +183,9 @@ class ScriptedEngine:
         self._end_all()
 
     def _step(self) -> list[SequenceDelta]:
-        deltas: list[SequenceDelta] = []
         script, counters = self._script, self._counters
         with self._lock:
+            deltas, self._aborted = self._aborted, []
             counters.steps += 1
             for request_id, running in list(self._running.items())[: self._config.max_num_seqs]:
                 token_ids = (script.first_id + running.num_generated % script.num_ids,)

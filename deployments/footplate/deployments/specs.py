@@ -34,6 +34,8 @@ class ReplicaSpec:
     master_key_file: str
     models_dir: str | None = None
     num_threads: int = 0  # compute threads; 0 leaves the engine's own choice
+    # Where each replica writes down what it has produced; None: nowhere.
+    journal_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

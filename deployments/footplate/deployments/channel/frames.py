@@ -23,7 +23,7 @@ import msgspec
 from footplate.deployments.errors import FrameError
 from footplate.engine.types import EngineStats, FinishReason, SequenceDelta
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<BBHI")
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 
@@ -49,8 +49,9 @@ class Kind(IntEnum):
     TOKENS = 6  # engine -> gateway: words, see the module's text
     EXTRAS = 7  # engine -> gateway: MessagePack list of (stream id, SequenceDelta)
     STATUS = 8  # engine -> gateway: heart-beat and statistics, MessagePack
-    STOP = 9  # gateway -> engine: end one choice; words (stream id, choice index)
-    ABORT = 10  # gateway -> engine: end a stream; words (stream ids)
+    STOP = 9  # gateway -> engine: end one choice; words (stream id, choice index, tokens that count)
+    ABORT = 10  # gateway -> engine: end streams; words (stream ids)
+    ENDED = 11  # engine -> gateway: the end of aborted streams, behind all that was made of them; words (ids)
 
 
 class Status(msgspec.Struct, array_like=True):

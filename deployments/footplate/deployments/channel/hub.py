@@ -33,6 +33,7 @@ class HubLimits:
     silence_s: float = 5.0  # no frame at all from a replica that owes tokens
     stuck_s: float = 60.0  # the replica answers, but its step loop gave no sign of life for so long
     check_every_s: float = 0.25
+    cancel_s: float = 2.0  # for an engine's word on what it had made of an aborted request
     # A reader is woken at most this often: a first token and all slower ones pass at once, faster ones share
     # a write. Each write costs trips through the kernel here and in the proxy, more than all else together.
     min_wake_gap_s: float = 0.010
@@ -42,6 +43,7 @@ class TokenStream:
     """The tokens of one request as they arrive. Made by `TokenHub.open`; one reader at a time."""
 
     __slots__ = (
+        "_ended",
         "_hub",
         "_num_pending",
         "_open",
@@ -61,6 +63,7 @@ class TokenStream:
         self._pending: list[SequenceDelta] = []
         self._num_pending = 0  # entries, as the limit counts them
         self._waiter: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
         self._woken_at = float("-inf")
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failure: EngineError | None = None
@@ -90,13 +93,31 @@ class TokenStream:
         self._num_pending = 0
         return taken
 
-    def stop(self, index: int) -> None:
-        """End one choice at the engine; nothing further of it is given."""
+    def stop(self, index: int, num_used: int) -> None:
+        """End one choice at the engine; nothing further of it is given. It may have ended by itself."""
+        self._hub.send_stop(self, index, num_used)
         if index in self._open:
             self._open.discard(index)
             self._pending = [delta for delta in self._pending if delta.index != index]
-            self._hub.send_stop(self, index)
             self._settle()
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        """Abort what runs; what was made until the engine heard of it. None: nobody says how much it is."""
+        if not self.is_finished:
+            self._hub.send_abort(self)
+            self._ended = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(self._hub.limits.cancel_s):
+                    await self._ended
+            except TimeoutError:
+                return None
+        taken, self._pending = self._pending, []
+        return None if self.failure is not None else taken
+
+    def end_cancelled(self) -> None:
+        """The engine has said all that it will."""
+        self._open.clear()
+        self._settle()
 
     def close(self) -> None:
         """Forget the stream and abort what still runs. Idempotent."""
@@ -150,8 +171,9 @@ class TokenStream:
         if not self.is_finished:
             return
         self._hub.forget(self)
-        if not self.accepted.done():
-            self.accepted.set_result(None)
+        for waiting in (self.accepted, self._ended):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
         self.wake()
 
 
@@ -226,11 +248,17 @@ class EngineLink(asyncio.Protocol):
                     stream.push(delta)
         elif kind == Kind.STATUS:
             self.status = frames.read_status(payload)
-        elif kind == Kind.ACCEPT:
+        elif kind in (Kind.ACCEPT, Kind.ENDED):
             for stream_id in frames.read_words(payload):
-                self._hub.bind(stream_id, self)
+                self._note_stream(kind, stream_id)
         else:
             raise FrameError(f"an engine sent a frame of kind {kind}")
+
+    def _note_stream(self, kind: int, stream_id: int) -> None:
+        if kind == Kind.ACCEPT:
+            self._hub.bind(stream_id, self)
+        elif stream_id in self.streams:
+            self.streams[stream_id].end_cancelled()
 
     def _shake_hands(self, kind: int, payload: bytes) -> None:
         if kind == Kind.HELLO:
@@ -342,10 +370,10 @@ class TokenHub:
         if stream.link is not None:
             stream.link.streams.pop(stream.stream_id, None)
 
-    def send_stop(self, stream: TokenStream, index: int) -> None:
-        """Tell the engine that one choice is over."""
+    def send_stop(self, stream: TokenStream, index: int, num_used: int) -> None:
+        """Tell the engine that one choice is over, and how much of it counts."""
         if stream.link is not None:
-            stream.link.write(frames.word_frame(Kind.STOP, [stream.stream_id, index]))
+            stream.link.write(frames.word_frame(Kind.STOP, [stream.stream_id, index, num_used]))
 
     def send_abort(self, stream: TokenStream) -> None:
         """Tell the engine that a whole stream is over."""

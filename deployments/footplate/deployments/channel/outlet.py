@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +28,8 @@ class OutletLimits:
     max_unsent_bytes: int = 8 * 1024 * 1024  # of one gateway that doesn't read; then its requests are aborted
     handshake_s: float = 5.0
     status_every_s: float = 0.5
+    # Of one gateway: which requests have ended, for its word on how much of them counts.
+    max_ended: int = 4096
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Delivery:
     link: GatewayLink
     open_choices: set[int]
     done: asyncio.Future[bool]
+    # By choice, what has gone to the gateway.
+    num_sent: list[int]
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class GatewayLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.deliveries: dict[int, Delivery] = {}
+        self.ended: OrderedDict[int, str] = OrderedDict()
 
     @property
     def is_lost(self) -> bool:
@@ -110,8 +115,8 @@ class GatewayLink(asyncio.Protocol):
                 self._outlet.abort_stream(self, stream_id)
         elif kind == Kind.STOP and self.ready.done():
             words = frames.read_words(payload)
-            for stream_id, index in zip(words[::2], words[1::2], strict=False):
-                self._outlet.stop_choice(self, stream_id, index)
+            for stream_id, index, num_used in zip(words[::3], words[1::3], words[2::3], strict=False):
+                self._outlet.stop_choice(self, stream_id, index, num_used)
         else:
             raise FrameError(f"a gateway sent a frame of kind {kind} out of turn")
 
@@ -120,6 +125,7 @@ class TokenOutlet:
     """Sends each request's tokens to the gateway that asked for them, and takes stops and aborts back.
 
     `abort(request_id, index)` is the engine's; it must be safe to call for requests that have ended.
+    `cut(request_id, index, num_used)` hears how many tokens of a choice count that is ended from here.
     """
 
     def __init__(
@@ -129,12 +135,14 @@ class TokenOutlet:
         label: tuple[str, str],
         abort: Callable[[str, int | None], None],
         status: Callable[[], Status],
+        cut: Callable[[str, int, int], None] | None = None,
         limits: OutletLimits | None = None,
     ) -> None:
         self.limits = limits or OutletLimits()
         self._key = key
         self._label = label
         self._abort = abort
+        self._cut = cut or _ignore
         self._status = status
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, GatewayLink] = {}
@@ -163,7 +171,8 @@ class TokenOutlet:
 
     def open(self, link: GatewayLink, stream_id: int, request_id: str, num_choices: int) -> Delivery:
         """Route a request's tokens to a gateway's stream. Call it before the engine can make any."""
-        delivery = Delivery(request_id, stream_id, link, set(range(num_choices)), self._loop.create_future())
+        done: asyncio.Future[bool] = self._loop.create_future()
+        delivery = Delivery(request_id, stream_id, link, set(range(num_choices)), done, [0] * num_choices)
         self._deliveries[request_id] = delivery
         link.deliveries[stream_id] = delivery
         if link.is_lost:
@@ -187,26 +196,32 @@ class TokenOutlet:
             self._loop.call_soon_threadsafe(self._flush)
 
     def abort_stream(self, link: GatewayLink, stream_id: int) -> None:
-        """The gateway gave a stream up."""
+        """The gateway gave a stream up; it is told once it has all that was made of it until now."""
+        self._flush()
         delivery = link.deliveries.get(stream_id)
         if delivery is not None:
-            self._abort(delivery.request_id, None)
-            self._end(delivery, was_delivered=False)
+            self._give_up(delivery)
+        link.write(frames.word_frame(Kind.ENDED, [stream_id]))
 
-    def stop_choice(self, link: GatewayLink, stream_id: int, index: int) -> None:
-        """The gateway needs no more of one choice."""
+    def stop_choice(self, link: GatewayLink, stream_id: int, index: int, num_used: int) -> None:
+        """The gateway needs no more of one choice than so many tokens; it may have ended by itself."""
         delivery = link.deliveries.get(stream_id)
-        if delivery is not None and index in delivery.open_choices:
-            self._abort(delivery.request_id, index)
-            self._close_choice(delivery, index)
+        if delivery is None:
+            request_id = link.ended.get(stream_id)
+            if request_id is not None:
+                self._cut(request_id, index, num_used)
+        elif index < len(delivery.num_sent):
+            self._cut(delivery.request_id, index, num_used)
+            if index in delivery.open_choices:
+                self._abort(delivery.request_id, index)
+                self._close_choice(delivery, index)
 
     def lose(self, link: GatewayLink) -> None:
         """A gateway is gone: nobody will read what its requests still make."""
         for address in [known for known, held in self._links.items() if held is link]:
             del self._links[address]
         for delivery in list(link.deliveries.values()):
-            self._abort(delivery.request_id, None)
-            self._end(delivery, was_delivered=False)
+            self._give_up(delivery)
 
     async def close(self) -> None:
         """Drop all links; requests that still run are aborted."""
@@ -246,6 +261,7 @@ class TokenOutlet:
             output = outputs.get(delivery.link)
             if output is None:
                 output = outputs[delivery.link] = _StepOutput()
+            delivery.num_sent[delta.index] += len(delta.token_ids)
             if frames.is_plain(delta):
                 frames.append_tokens(output.words, delivery.stream_id, delta)
             else:
@@ -258,6 +274,12 @@ class TokenOutlet:
                 message += frames.extras_frame(output.extras)
             link.write(message)
 
+    def _give_up(self, delivery: Delivery) -> None:
+        for index in sorted(delivery.open_choices):
+            self._cut(delivery.request_id, index, delivery.num_sent[index])
+        self._abort(delivery.request_id, None)
+        self._end(delivery, was_delivered=False)
+
     def _close_choice(self, delivery: Delivery, index: int) -> None:
         delivery.open_choices.discard(index)
         if not delivery.open_choices:
@@ -266,7 +288,11 @@ class TokenOutlet:
     def _end(self, delivery: Delivery, *, was_delivered: bool) -> None:
         if self._deliveries.get(delivery.request_id) is delivery:
             del self._deliveries[delivery.request_id]
-        delivery.link.deliveries.pop(delivery.stream_id, None)
+        link = delivery.link
+        if link.deliveries.pop(delivery.stream_id, None) is not None:
+            link.ended[delivery.stream_id] = delivery.request_id
+            while len(link.ended) > self.limits.max_ended:
+                link.ended.popitem(last=False)
         if not delivery.done.done():
             delivery.done.set_result(was_delivered)
 
@@ -276,3 +302,7 @@ class TokenOutlet:
             message = frames.status_frame(self._status())
             for link in list(self._links.values()):
                 link.write(message)
+
+
+def _ignore(request_id: str, index: int, num_used: int) -> None:
+    """Nobody keeps account."""

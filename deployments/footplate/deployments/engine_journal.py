@@ -1,0 +1,355 @@
+"""What an engine replica has produced, by request: the other side of the ledger, for reconciliation.
+
+    folder/                          of one replica's place, across its processes
+      <process>-000001.ended         a JSON line for each request that has ended
+      <process>-000003.steps         binary: what each step added to the requests that run
+
+A step is written before its tokens leave, in one write without a sync: it survives the death of the process,
+not that of the machine. Both kinds of file are bounded. A request's journal holds no content, only counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from footplate.engine.types import SequenceDelta
+
+_LOGGER = logging.getLogger(__name__)
+_HEAD = struct.Struct("<BI")  # kind, bytes that follow
+_OPEN, _STEP, _CUT = 1, 2, 3
+_OPENED = struct.Struct("<II")  # number, choices; then the request's id
+_CUT_AT = struct.Struct("<III")  # number, choice, tokens that count
+MAX_STEP_BYTES = 4 << 20
+MAX_ENDED_BYTES = 8 << 20
+MAX_ENDED_FILES = 16
+
+
+@dataclass(slots=True)
+class ProducedTokens:
+    """Of one request at one engine, by choice. `used` None: all that was produced belongs to the answer."""
+
+    request_id: str
+    produced: list[int]
+    used: list[int | None]
+    # The process was killed while it ran: what it made after its last step is in nobody's count.
+    is_cut_off: bool = False
+
+    @property
+    def num_produced(self) -> int:
+        """All tokens that the engine made."""
+        return sum(self.produced)
+
+    @property
+    def num_delivered(self) -> int:
+        """Those that belong to the answer: up to a stop string, or until the client was heard to leave."""
+        pairs = zip(self.produced, self.used, strict=True)
+        return sum(made if used is None else min(made, used) for made, used in pairs)
+
+    @property
+    def num_discarded(self) -> int:
+        """Those that nobody is billed for."""
+        return self.num_produced - self.num_delivered
+
+
+@dataclass(slots=True)
+class _Running:
+    number: int
+    tokens: ProducedTokens
+    open_choices: set[int]
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    """One line of an `ended` file; a later line of the same request adds its `used` to the first."""
+
+    id: str
+    produced: list[int] = []
+    used: list[int | None] = []
+    is_cut_off: bool = False
+
+
+class EngineJournal:
+    """The journal of one process. Any thread may call; calls are short, and none raises for a full disk."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_step_bytes: int = MAX_STEP_BYTES,
+        max_ended_bytes: int = MAX_ENDED_BYTES,
+        max_ended_files: int = MAX_ENDED_FILES,
+    ) -> None:
+        self._folder = folder
+        self._max_step_bytes = max_step_bytes
+        self._max_ended_bytes = max_ended_bytes
+        self._max_ended_files = max_ended_files
+        self._lock = threading.Lock()
+        self._running: dict[str, _Running] = {}
+        self._next_number = 0
+        self._name = f"{time.time_ns():020d}-{os.getpid()}"
+        self._num_files = 0
+        self._is_failing = False
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._ended, self._ended_bytes = -1, 0
+        self._steps, self._steps_path, self._step_bytes = -1, folder, 0
+        self._keep_what_others_left()
+        self._begin_steps()
+
+    def open(self, request_id: str, num_choices: int) -> None:
+        """A request is about to be given to the engine."""
+        tokens = ProducedTokens(request_id, [0] * num_choices, [None] * num_choices)
+        with self._lock:
+            self._next_number = (self._next_number + 1) & 0xFFFFFFFF
+            running = _Running(self._next_number, tokens, set(range(num_choices)))
+            self._running[request_id] = running
+            self._write_steps(_opened(running))
+
+    def forget(self, request_id: str) -> None:
+        """The engine has refused it."""
+        with self._lock:
+            self._running.pop(request_id, None)
+
+    def note(self, deltas: Sequence[SequenceDelta]) -> None:
+        """What one step added, before it is delivered."""
+        words = array("I")
+        ended: list[ProducedTokens] = []
+        with self._lock:
+            for delta in deltas:
+                running = self._running.get(delta.request_id)
+                if running is None:
+                    continue
+                num_tokens = len(delta.token_ids)
+                if num_tokens:
+                    running.tokens.produced[delta.index] += num_tokens
+                    words.extend((running.number, delta.index, num_tokens))
+                if delta.finish_reason is not None:
+                    running.open_choices.discard(delta.index)
+                    if not running.open_choices:
+                        ended.append(self._running.pop(delta.request_id).tokens)
+            if words:
+                self._write_steps(_record(_STEP, words.tobytes()))
+            if ended:
+                self._write_ended(ended)
+
+    def cut(self, request_id: str, index: int, num_used: int) -> None:
+        """Only so many tokens of a choice belong to the answer, whatever else was or will be made of it."""
+        with self._lock:
+            running = self._running.get(request_id)
+            if running is not None:
+                running.tokens.used[index] = num_used
+                self._write_steps(_record(_CUT, _CUT_AT.pack(running.number, index, num_used)))
+                return
+            used: list[int | None] = [None] * index + [num_used]
+            self._write_ended([ProducedTokens(request_id, [], used)])
+
+    def close(self) -> None:
+        """End of the process in order; what still runs is kept as it is."""
+        with self._lock:
+            self._write_ended([running.tokens for running in self._running.values()])
+            self._running.clear()
+            for descriptor in (self._steps, self._ended):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._steps = self._ended = -1
+            self._steps_path.unlink(missing_ok=True)
+
+    def _write_steps(self, data: bytes) -> None:
+        """What has just changed in `_running`."""
+        if self._step_bytes + len(data) > self._max_step_bytes:
+            # The new file begins with how far everything has come, this included.
+            self._begin_steps()
+        elif self._write(self._steps, data):
+            self._step_bytes += len(data)
+
+    def _begin_steps(self) -> None:
+        """A new file that says how far everything that runs has come; the old one is needed no more."""
+        before, path = self._steps, self._steps_path
+        self._num_files += 1
+        self._steps_path = self._folder / f"{self._name}-{self._num_files:06d}.steps"
+        written = self._steps_path.with_suffix(".new")
+        data = b"".join(_so_far(running) for running in self._running.values())
+        try:
+            self._steps = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            # Held as long as the process lives: who finds it free knows that the process is gone.
+            fcntl.flock(self._steps, fcntl.LOCK_EX)
+            self._write(self._steps, data)
+            written.rename(self._steps_path)
+        except OSError as error:
+            self._note_fault(error)
+        self._step_bytes = len(data)
+        if before >= 0:
+            os.close(before)
+            path.unlink(missing_ok=True)
+
+    def _write_ended(self, ended: Iterable[ProducedTokens]) -> None:
+        lines = [
+            msgspec.json.encode(_Line(each.request_id, each.produced, _shown(each.used), each.is_cut_off))
+            for each in ended
+        ]
+        if not lines:
+            return
+        data = b"\n".join((*lines, b""))
+        if self._ended < 0 or self._ended_bytes + len(data) > self._max_ended_bytes:
+            self._begin_ended()
+        if self._write(self._ended, data):
+            self._ended_bytes += len(data)
+
+    def _begin_ended(self) -> None:
+        if self._ended >= 0:
+            os.close(self._ended)
+        self._num_files += 1
+        path = self._folder / f"{self._name}-{self._num_files:06d}.ended"
+        try:
+            self._ended = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            self._ended = -1
+            self._note_fault(error)
+        self._ended_bytes = 0
+        for old in sorted(self._folder.glob("*.ended"))[: -self._max_ended_files]:
+            old.unlink(missing_ok=True)
+
+    def _write(self, descriptor: int, data: bytes) -> bool:
+        # Tokens go on without it: a journal that can't be written leaves a difference to explain.
+        try:
+            while data and descriptor >= 0:
+                data = data[os.write(descriptor, data) :]
+        except OSError as error:
+            self._note_fault(error)
+            return False
+        return descriptor >= 0
+
+    def _note_fault(self, error: OSError) -> None:
+        if not self._is_failing:
+            _LOGGER.error("the engine's journal can't be written: %s", error.strerror)
+        self._is_failing = True
+
+    def _keep_what_others_left(self) -> None:
+        """Steps of processes that are gone become lines of what has ended."""
+        for path in sorted(self._folder.glob("*.steps")):
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left = list(_read_steps(path.read_bytes()))
+                    for tokens in left:
+                        tokens.is_cut_off = True
+                    with self._lock:
+                        self._write_ended(left)
+                    path.unlink(missing_ok=True)
+                finally:
+                    os.close(descriptor)
+        for path in self._folder.glob("*.new"):
+            # Older than any rename takes: its process was killed in the middle.
+            if time.time() - path.stat().st_mtime > 60:
+                path.unlink(missing_ok=True)
+
+
+def read_journals(root: Path) -> dict[str, ProducedTokens]:
+    """Everything under a folder of journals, by request; of running requests what is known so far."""
+    found: dict[str, ProducedTokens] = {}
+    for path in sorted(root.rglob("*.steps")):
+        with suppress(FileNotFoundError):  # it was replaced by a newer one meanwhile
+            found.update((each.request_id, each) for each in _read_steps(path.read_bytes()))
+    corrections: list[_Line] = []
+    for path in sorted(root.rglob("*.ended")):
+        with suppress(FileNotFoundError):
+            for line in _read_lines(path.read_bytes()):
+                if line.produced:
+                    used = line.used or [None] * len(line.produced)
+                    found[line.id] = ProducedTokens(line.id, line.produced, used, line.is_cut_off)
+                else:
+                    corrections.append(line)
+    for line in corrections:
+        tokens = found.get(line.id)
+        if tokens is None:
+            continue
+        for index, num_used in enumerate(line.used):
+            if num_used is not None and index < len(tokens.used):
+                tokens.used[index] = num_used
+    return found
+
+
+def _read_lines(data: bytes) -> Iterator[_Line]:
+    decoder = msgspec.json.Decoder(_Line)
+    for text in data.split(b"\n"):
+        # The last one may be torn.
+        with suppress(msgspec.DecodeError):
+            if text:
+                yield decoder.decode(text)
+
+
+def _read_steps(data: bytes) -> Iterator[ProducedTokens]:
+    """The requests of a `steps` file; a torn record at its end counts for nothing."""
+    by_number: dict[int, _Read] = {}
+    position = 0
+    while position + _HEAD.size <= len(data):
+        kind, length = _HEAD.unpack_from(data, position)
+        position += _HEAD.size
+        payload = data[position : position + length]
+        if len(payload) < length:
+            break
+        position += length
+        if kind == _OPEN:
+            number, num_choices = _OPENED.unpack_from(payload)
+            by_number[number] = _Read(payload[_OPENED.size :].decode(), num_choices)
+        elif kind == _STEP:
+            words = array("I")
+            words.frombytes(payload)
+            for number, index, count in zip(words[::3], words[1::3], words[2::3], strict=True):
+                if number in by_number:
+                    by_number[number].produced[index] += count
+        elif kind == _CUT:
+            number, index, num_used = _CUT_AT.unpack(payload)
+            if number in by_number:
+                by_number[number].used[index] = num_used
+    for read in by_number.values():
+        yield ProducedTokens(read.request_id, read.produced, read.used)
+
+
+@dataclass(slots=True)
+class _Read:
+    request_id: str
+    num_choices: int
+    produced: list[int] = field(init=False)
+    used: list[int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.produced = [0] * self.num_choices
+        self.used = [None] * self.num_choices
+
+
+def _record(kind: int, payload: bytes) -> bytes:
+    return _HEAD.pack(kind, len(payload)) + payload
+
+
+def _opened(running: _Running) -> bytes:
+    head = _OPENED.pack(running.number, len(running.tokens.produced))
+    return _record(_OPEN, head + running.tokens.request_id.encode())
+
+
+def _so_far(running: _Running) -> bytes:
+    tokens = running.tokens
+    words = array("I")
+    for index, count in enumerate(tokens.produced):
+        words.extend((running.number, index, count))
+    cuts = (
+        _record(_CUT, _CUT_AT.pack(running.number, index, num_used))
+        for index, num_used in enumerate(tokens.used)
+        if num_used is not None
+    )
+    return b"".join((_opened(running), _record(_STEP, words.tobytes()), *cuts))
+
+
+def _shown(used: list[int | None]) -> list[int | None]:
+    return used if any(each is not None for each in used) else []
