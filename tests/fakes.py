@@ -35,6 +35,8 @@ class Script:
     error: str | None = None  # a choice ends with ERROR once `fail_after` steps were given
     hold_after: int | None = None  # `next` waits for ever after so many steps
     engine: str = "0"  # which engine of the model accepts
+    steps_unseen: int = 0  # how many steps were made when a cancel reaches the engine
+    loses_count: bool = False  # nobody says what was made when it did
 
 
 class ScriptedGeneration:
@@ -44,6 +46,8 @@ class ScriptedGeneration:
         self.request = request
         self.closed = asyncio.Event()
         self.stopped: set[int] = set()
+        # How many tokens of a choice the gateway said to count.
+        self.used: dict[int, int] = {}
         self._script = script
         self.num_steps = 0
         limit = request.params.max_tokens
@@ -78,8 +82,18 @@ class ScriptedGeneration:
             deltas += self._step()
         return deltas
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, num_used: int) -> None:
         self.stopped.add(index)
+        self.used[index] = num_used
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        if self._script.loses_count:
+            return None
+        deltas = (
+            [] if self._done else [delta for _ in range(self._script.steps_unseen) for delta in self._step()]
+        )
+        self._done = True
+        return deltas
 
     async def close(self) -> None:
         self.closed.set()

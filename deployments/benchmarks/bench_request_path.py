@@ -65,8 +65,11 @@ class OneAnswer:
     async def next(self) -> Sequence[SequenceDelta]:
         return [SequenceDelta(self._request.request_id, 0, (500,), None, FinishReason.STOP)]
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, num_used: int) -> None:
         pass
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        return ()
 
     async def close(self) -> None:
         pass

@@ -44,8 +44,11 @@ class _Generation:
         await asyncio.sleep(0)
         return next(self._batches, ())
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, num_used: int) -> None:
         pass
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        return ()
 
     async def close(self) -> None:
         pass

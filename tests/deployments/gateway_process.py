@@ -1,7 +1,8 @@
 """One gateway as a process of its own: the real app and limits over a real Valkey, an engine at a set pace.
 
 Its options are a `redis_url` and a `quota`, and what `serve` reads beside them. With a `database_url` and a
-`master_key_file` its keys are the database's, and it has the admin API.
+`master_key_file` its keys are the database's, and it has the admin API. With a `books_url` and a
+`journal_dir` its requests are metered.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import uvicorn
 
 from footplate.deployments.key_service import KeyService
 from footplate.deployments.limits import GatewayLimits
+from footplate.deployments.metering_service import MeteringService
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
 from footplate.platform.models import PipelineProvider
-from footplate.platform.settings import LimitSettings
+from footplate.platform.settings import BillingSettings, LimitSettings
 from footplate.platform.use import LimiterUse
 from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey
@@ -34,7 +36,10 @@ TOKEN_ID = 500
 
 
 class PacedGeneration:
-    """One token each `step_s`, `num_tokens` of them unless fewer are allowed."""
+    """One token each `step_s`, `num_tokens` of them unless fewer are allowed.
+
+    What it has made is known: a token is made when it is given.
+    """
 
     engine = "0"
 
@@ -49,8 +54,11 @@ class PacedGeneration:
         reason = None if self._left else FinishReason.STOP
         return [SequenceDelta(self._request.request_id, 0, (TOKEN_ID,), None, reason)]
 
-    def stop(self, index: int) -> None:
+    def stop(self, index: int, num_used: int) -> None:
         pass
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        return ()
 
     async def close(self) -> None:
         pass
@@ -89,14 +97,26 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
     quota = Quota.parse(options["quota"])
     known = KnownKeys({key: replace(p, tenant_quota=quota) for key, p in known_principals().items()})
     settings = LimitSettings.model_validate(options.get("limits", {}))
-    limits = GatewayLimits(options["redis_url"], settings, num_gateways=options.get("num_gateways", 1))
+    usage = None
+    if "books_url" in options:
+        usage = MeteringService(options["books_url"], Path(options["journal_dir"]), BillingSettings())
+        usage.start()
+    limits = GatewayLimits(
+        options["redis_url"],
+        settings,
+        num_gateways=options.get("num_gateways", 1),
+        metering=None if usage is None else usage.metering,
+    )
     limits.start()
     keys = key_service(options, limits, quota)
     app = gateway_app(
         PacedClient(options.get("step_s", 0.0), options.get("num_tokens", 10**6)),
         known if keys is None else keys.authenticator,
         PipelineProvider(load=lambda card: pipeline()),
-        readiness={"limits": limits.readiness_check()},
+        readiness={
+            "limits": limits.readiness_check(),
+            **({} if usage is None else {"usage": usage.readiness_check()}),
+        },
         admission=limits.admission,
         desk=None if keys is None else keys.desk,
     )
@@ -110,6 +130,8 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
     server.should_exit = True
     await serving
     await limits.close()
+    if usage is not None:
+        await usage.close()
     if keys is not None:
         await keys.close()
 

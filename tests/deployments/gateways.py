@@ -59,10 +59,10 @@ class GatewayProcess:
             text = http.get("/metrics").text
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
-    def mode(self) -> str:
-        """What `/readyz` says of the limits."""
+    def mode(self, dependency: str = "limits") -> str:
+        """What `/readyz` says of the limits, or of another dependency."""
         with self.http() as http:
-            return str(http.get("/readyz").json()["dependencies"]["limits"]["mode"])
+            return str(http.get("/readyz").json()["dependencies"][dependency]["mode"])
 
     def send(self, number: signal.Signals) -> None:
         assert self.process.pid is not None

@@ -112,7 +112,7 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         ("storage:\n  redis_url: http://x\n", 2, "storage.redis_url", "redis://"),
         ("billing: {timezone: Mars/Base}\n", 1, "billing.timezone", "time zone"),
         ("routes:\n  - {name: auto, cascade: {small: a, large: b}}\n", 1, "routes", "not available"),
-        ("billing:\n  prices: prices.yaml\n", 2, "billing.prices", "not available"),
+        ("billing:\n  prices: nowhere.yaml\n", 2, "billing.prices", "can't be read"),
         ("telemetry:\n  otlp_endpoint: http://x\n", 2, "telemetry.otlp_endpoint", "not available"),
         ("tenancy:\n  default_quota: {weight: 0}\n", 2, "tenancy.default_quota.weight", "must be from 0.01"),
         (
@@ -251,3 +251,34 @@ def test_places_come_from_option_then_environment_then_default() -> None:
     assert client_environment(
         {"FOOTPLATE_URL": "http://h:1/", "FOOTPLATE_API_KEY": "k"}
     ) == ClientEnvironment("http://h:1", "k")
+
+
+PRICES = """
+effective_from: 2026-11-01T00:00:00Z
+currency: USD
+models:
+  NAME: {input: "1", cached_input: "0.1", output: "2"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("prices", "billing", "words"),
+    [
+        (PRICES.replace("NAME", "smollm2-135m"), "", None),
+        (PRICES.replace("NAME", "smollm2-135m").replace("2026-", "2999-"), "", None),
+        (PRICES.replace("NAME", "other"), "", "has no price for smollm2-135m"),
+        (PRICES.replace("NAME", "smollm2-135m").replace('"0.1"', "0.1.1"), "", "models.smollm2-135m.cached"),
+        (PRICES.replace("NAME", "smollm2-135m"), "  currency: EUR\n", "billing.currency is EUR"),
+        ("models: [", "", "line 1"),
+    ],
+    ids=["good", "begins later", "a model without a price", "no number", "another currency", "no yaml"],
+)
+def test_first_prices_are_held_against_models_and_currency_beside_the_file_that_names_them(
+    write: Callable[[str], Path], prices: str, billing: str, words: str | None
+) -> None:
+    """FAULTS b3 27: a model without a price is refused at configuration."""
+    path = write(f"billing:\n  prices: prices.yaml\n{billing}")
+    (path.parent / "prices.yaml").write_text(prices)
+    settings, faults = check_settings(path, {})
+    assert (settings is None) == (words is not None)
+    assert words is None or (faults[0].line == 2 and words in faults[0].message)

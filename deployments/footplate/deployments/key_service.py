@@ -46,6 +46,8 @@ class TenancyAuthenticator:
             holder.cache_scope,
             holder.tenant_quota,
             holder.key_quota,
+            holder.cost_center,
+            holder.labels,
         )
 
 

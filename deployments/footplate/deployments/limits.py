@@ -8,6 +8,7 @@ from typing import Any
 
 from footplate.platform.admission import Admission
 from footplate.platform.http.health import Readiness
+from footplate.platform.metering import LostRequestMeter, Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.settings import LimitSettings
 from footplate.platform.settlement import Settlement
@@ -28,7 +29,14 @@ STORE_TIMEOUT_S = (
 class GatewayLimits:
     """Owns the client to Valkey and all background work of the limits; belongs to one event loop."""
 
-    def __init__(self, redis_url: str, settings: LimitSettings, *, num_gateways: int = 1) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        settings: LimitSettings,
+        *,
+        num_gateways: int = 1,
+        metering: Metering | None = None,
+    ) -> None:
         lease_s = settings.lease_s
         self._client = connect(redis_url, timeout_s=STORE_TIMEOUT_S)
         tenants = ValkeyActiveTenants(self._client, lease_s=lease_s)
@@ -38,15 +46,16 @@ class GatewayLimits:
         mode = DegradedMode(settings.degraded_mode.rate)
         degraded = DegradedConfig(dict.fromkeys(LimitKind, mode), local_share=1 / num_gateways)
         self.limiter = DegradingLimiter(shared, LocalLimiter(lease_s=lease_s), Breaker(), degraded)
-        settlement = Settlement(self.limiter, lease_s)
+        settlement = Settlement(self.limiter, lease_s, None if metering is None else metering.sink)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("limits_degraded", "1 while the shared limits can't be asked", lambda: self.limiter.is_degraded),
             ("limits_mode_changes", "Times the shared limits were lost or found", self._num_changes),
             ("reservations_open", "Requests that hold a reservation", lambda: settlement.num_open),
             ("reservations_unsent", "Ends of reservations not told yet", lambda: self.limiter.num_unsent),
         )
-        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges))
-        self._reaper = Reaper(shared, tenants, period_s=max(1.0, lease_s / 3))
+        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges), metering)
+        port = None if metering is None else LostRequestMeter(metering)
+        self._reaper = Reaper(shared, tenants, period_s=max(1.0, lease_s / 3), lost=shared, port=port)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

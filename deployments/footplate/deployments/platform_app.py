@@ -23,13 +23,22 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     # The drivers are only loaded in the process that talks to the database.
     from footplate.deployments.key_service import KeyService
     from footplate.deployments.limits import GatewayLimits
+    from footplate.deployments.metering_service import MeteringService
+    from footplate.deployments.run_paths import RunPaths
     from footplate.platform.app import create_app
     from footplate.platform.use import LimiterUse
 
     settings = load_settings(Path(spec.config_file) if spec.config_file else None)
     pipelines = PipelineProvider(Path(spec.data_dir) / "models")
     await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
-    limits = GatewayLimits(spec.redis_url, settings.limits, num_gateways=settings.server.gateway_replicas)
+    journal_dir = RunPaths.of(Path(spec.data_dir)).usage_journal_dir
+    usage = MeteringService(spec.database_url, journal_dir, settings.billing)
+    limits = GatewayLimits(
+        spec.redis_url,
+        settings.limits,
+        num_gateways=settings.server.gateway_replicas,
+        metering=usage.metering,
+    )
     keys = KeyService(
         spec.database_url,
         spec.redis_url,
@@ -38,6 +47,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         use=LimiterUse(limits.limiter),
         source_header=spec.source_header,
     )
+    usage.start()
     limits.start()
     keys.start()
     app = create_app(
@@ -45,12 +55,16 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         client,
         keys.authenticator,
         pipelines,
-        {"database": keys.readiness_check(), "limits": limits.readiness_check()},
+        {
+            "database": keys.readiness_check(),
+            "limits": limits.readiness_check(),
+            "usage": usage.readiness_check(),
+        },
         admission=limits.admission,
         desk=keys.desk,
     )
-    # What the gateway awaits once it has drained.
-    app.state.closers = (limits.close, keys.close)
+    # What the gateway awaits once it has drained; reservations end when their events are durable.
+    app.state.closers = (limits.close, usage.close, keys.close)
     return app
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from footplate.deployments.billing_setup import BillingSetup, prepare_books
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.errors import StartupError
 from footplate.deployments.haproxy_wrapper import SOURCE_HEADER
@@ -47,6 +48,7 @@ class RunPlan:
     master_key_file: Path | None = None
     config_file: str | None = None
     app_builder: str = PLATFORM_APP
+    billing: BillingSetup = field(default_factory=BillingSetup)
     drain_s: float = 3.0  # how long a stop waits for open streams
     stall_s: float = STALL_S  # how long a client may read nothing
 
@@ -187,6 +189,8 @@ class PlatformRun:
         if self.database_url:
             with self.clock.measure("schema and keys"):
                 prepare_storage(self.database_url, self.master_key_file, self.paths.keys_dir)
+            with self.clock.measure("books"):
+                prepare_books(self.database_url, self.plan.billing)
 
     def _start_valkey(self) -> None:
         if self.plan.redis_url == EMBEDDED:
@@ -222,7 +226,11 @@ class PlatformRun:
 
         master_key_file = str(self.master_key_file)
         models_dir = str(self.paths.data_dir / "models")
-        specs = [ReplicaSpec(model, master_key_file, models_dir) for model in self.plan.models]
+        journal_dir = str(self.paths.engine_journal_dir)
+        specs = [
+            ReplicaSpec(model, master_key_file, models_dir, journal_dir=journal_dir)
+            for model in self.plan.models
+        ]
         with self.clock.measure("deploy"):
             wait_for_controller(is_given_up=lambda: self._is_given_up)
             deploy_models(specs, graceful_s=self.plan.drain_s)

@@ -53,6 +53,16 @@ class RunPaths:
         return self.run_dir / "valkey.sock"
 
     @property
+    def engine_journal_dir(self) -> Path:
+        """What the engines have produced, by model and replica."""
+        return self.data_dir / "engine-journal"
+
+    @property
+    def usage_journal_dir(self) -> Path:
+        """Usage events that wait for the database, by gateway process."""
+        return self.data_dir / "usage-journal"
+
+    @property
     def log_dir(self) -> Path:
         return self.data_dir / "logs"
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.errors import LimitRefused, ModelNotFound
+from footplate.platform.metering import Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.models import NO_SUCH_MODEL
 from footplate.platform.ports import Principal
-from footplate.platform.settlement import Hold, Settlement
+from footplate.platform.settlement import Hold, Running, Settlement
 from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
 from footplate.tenancy.limiter.limits import TOKEN_KINDS, Limit, LimitKind, Scope, limits_for
 from footplate.tenancy.limiter.local import LocalLimiter
@@ -125,10 +126,20 @@ class Admitted:
 
 
 class Admission:
-    """Takes what a request needs from every limit, or refuses it. One event loop owns it."""
+    """Takes what a request needs from every limit, or refuses it. One event loop owns it.
 
-    def __init__(self, limiter: Limiter, settlement: Settlement, metrics: LimitMetrics) -> None:
+    Without `metering` nothing is recorded: a gateway alone, for tests of other things.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        settlement: Settlement,
+        metrics: LimitMetrics,
+        metering: Metering | None = None,
+    ) -> None:
         self.limiter = limiter
+        self.metering = metering
         self.settlement = settlement
         self.metrics = metrics
         self._terms: dict[tuple[str, tuple[str, ...]], tuple[Quota, Quota | None, Terms]] = {}
@@ -179,30 +190,34 @@ class Admission:
             "insufficient_quota",
         )
 
-    async def reserve(
-        self, terms: Terms, request_id: str, num_tokens: int, used_so_far: Callable[[], int]
-    ) -> Admitted:
-        """Hold `num_tokens` and one request. `used_so_far` is asked for while it runs.
+    async def reserve(self, terms: Terms, request_id: str, num_tokens: int, running: Running) -> Admitted:
+        """Hold `num_tokens` and one request. `running` is asked how far it is, until the hold ends.
+
+        Without limits there is nothing to wait for: the lease is made while the work begins.
 
         Raises:
             LimitRefused: a limit does not admit it; nothing is held.
         """
         if terms.is_out_of_budget:
             self._refuse_for_budget()
+        note = running.note()
+        hold = Hold(terms.tenant_id, request_id, terms.limits, num_tokens, running, note)
         if not terms.limits:
-            return Admitted()
-        decision = await self._decide(terms, request_id, num_tokens)
+            if not note:
+                return Admitted()
+            self.settlement.open_beside(hold)
+            return Admitted((), hold)
+        decision = await self._decide(terms, request_id, num_tokens, note)
         self._count(decision)
         if decision.refusal is not None:
             raise refused(decision.refusal, decision.states, num_tokens)
-        hold = Hold(terms.tenant_id, request_id, terms.limits, num_tokens, used_so_far)
         self.settlement.open(hold)
         return Admitted(decision.states, hold)
 
-    async def _decide(self, terms: Terms, request_id: str, num_tokens: int) -> Decision:
+    async def _decide(self, terms: Terms, request_id: str, num_tokens: int, note: bytes) -> Decision:
         """In a task of its own: what is taken for a client that leaves meanwhile must be given back."""
         asking = asyncio.ensure_future(
-            self.limiter.reserve(terms.tenant_id, request_id, terms.limits, Amounts(num_tokens))
+            self.limiter.reserve(terms.tenant_id, request_id, terms.limits, Amounts(num_tokens), note)
         )
         try:
             return await asyncio.shield(asking)

@@ -1,17 +1,17 @@
-"""A run under its tenant's limits: reserve, run, settle, whatever happens. Knows no HTTP."""
+"""A run under its tenant's limits: reserve, run, meter, settle, whatever happens. Knows no HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from footplate.billing.usage import EventSkeleton, EventState
 from footplate.engine.types import EngineRequest, TokenUsage
 from footplate.platform.admission import Admission, Admitted, Terms
+from footplate.platform.errors import AnswerNotRead
 from footplate.platform.generation import PromptRun, Run, Sink
+from footplate.platform.metering import RequestFacts
 from footplate.tenancy.limiter.decisions import LimitState
-
-# Tokens of a choice that an engine may still make before it hears that the client has left.
-MAX_UNSEEN_TOKENS = 2
 
 
 def tokens_needed(requests: Sequence[EngineRequest]) -> int:
@@ -23,15 +23,21 @@ def tokens_needed(requests: Sequence[EngineRequest]) -> int:
 
 
 class AdmittedRun:
-    """`open`, then `drain` once, and `close` whatever happened; see `Run`."""
+    """`open`, then `drain` once, and `close` whatever happened; see `Run`.
 
-    def __init__(self, run: Run, admission: Admission, terms: Terms, request_id: str) -> None:
+    Whatever an engine has begun ends as exactly one usage event. Nothing of it is waited for.
+    """
+
+    def __init__(self, run: Run, admission: Admission, terms: Terms, facts: RequestFacts) -> None:
         self._run = run
         self._admission = admission
         self._terms = terms
-        self._request_id = request_id
+        self._facts = facts
         self._admitted = Admitted()
-        self._is_cancelled = False
+        self._skeleton: EventSkeleton | None = None
+        # None: no more is known than that it did not come to its end.
+        self._state: EventState | None = None
+        self._is_over = False
 
     @property
     def prompts(self) -> Sequence[PromptRun]:
@@ -52,47 +58,84 @@ class AdmittedRun:
 
         Raises:
             LimitRefused: a limit does not admit it.
+            MeteringUnavailable: what it would use can't be recorded.
             EngineError: as `Run.open`.
         """
-        needed = tokens_needed([prompt.request for prompt in self._run.prompts])
+        requests = [prompt.request for prompt in self._run.prompts]
+        metering = self._admission.metering
         try:
+            if metering is not None:
+                metering.check_room()
+                num_prompt = sum(len(request.prompt_token_ids) for request in requests)
+                self._skeleton = metering.begin(self._facts, num_prompt)
             self._admitted = await self._admission.reserve(
-                self._terms, self._request_id, needed, self._used_so_far
+                self._terms, self._facts.request_id, tokens_needed(requests), self
             )
             await self._run.open()
+            hold = self._admitted.hold
+            if hold is not None and hold.leasing is not None:
+                # No token leaves before somebody else could tell of it.
+                await asyncio.shield(hold.leasing)
         except asyncio.CancelledError:
-            self._is_cancelled = True
+            self._state = EventState.CLIENT_CANCELLED
             raise
 
     async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Give everything to `sink`, and settle: the usage is exact. Raises as `Run.drain`."""
+        """Give everything to `sink`. Raises as `Run.drain`."""
         try:
             await (self._run.drain(sink) if flush is None else self._run.drain(sink, flush))
-        except asyncio.CancelledError:
-            self._is_cancelled = True
+        except (asyncio.CancelledError, AnswerNotRead):
+            self._state = EventState.CLIENT_CANCELLED
             raise
-        if self._admitted.hold is not None:
-            self._admission.settlement.settle(self._admitted.hold, self._used_so_far())
+        self._state = EventState.COMPLETED
 
     async def close(self) -> None:
-        """End what still runs and what is still held. Safe at any time."""
-        hold = self._admitted.hold
-        if hold is not None and hold.is_open:
-            self._end_early()
+        """End what still runs and what is still held: after the last byte. Safe at any time."""
+        if self._is_over:
+            return
+        self._is_over = True
+        hold, settlement = self._admitted.hold, self._admission.settlement
+        if not self._run.has_begun:
+            if hold is not None:
+                settlement.release(hold)
+            await self._run.close()
+        elif self._state is EventState.CLIENT_CANCELLED:
+            # What the engine made until it heard of it is on its way; nobody waits for that here.
+            settlement.spawn(self._end_cancelled())
+        else:
+            self._end(self._state or EventState.FAILED, is_exact=self._state is EventState.COMPLETED)
+            await self._run.close()
+
+    async def _end_cancelled(self) -> None:
+        is_exact = await self._run.cancel()
+        self._end(EventState.CLIENT_CANCELLED, is_exact=is_exact)
         await self._run.close()
 
-    def _end_early(self) -> None:
-        """Nothing was promised and little is known: a request that did not begin counts for nothing."""
-        hold = self._admitted.hold
-        assert hold is not None
-        usage = self._run.usage()
-        # A client that leaves has had its prompt computed; one that the engine fails gets nothing for it.
-        if not self._run.has_begun or not (usage.completion_tokens or self._is_cancelled):
-            self._admission.settlement.release(hold)
+    def _end(self, state: EventState, *, is_exact: bool) -> None:
+        hold, metering = self._admitted.hold, self._admission.metering
+        event = None
+        if metering is not None and self._skeleton is not None:
+            event = metering.end(self._skeleton, self._run, state, is_exact=is_exact)
+        settlement = self._admission.settlement
+        if hold is None:
             return
-        seen = self._used_so_far()
-        unseen = MAX_UNSEEN_TOKENS * sum(prompt.num_open for prompt in self._run.prompts)
-        self._admission.settlement.settle(hold, max(seen, min(seen + unseen, hold.num_tokens)))
+        if state is EventState.FAILED and not self._run.usage().completion_tokens:
+            # One that the engine fails gets nothing for it, and it counts for nothing.
+            settlement.release(hold, event)
+        else:
+            settlement.settle(hold, self.used_so_far(), event)
 
-    def _used_so_far(self) -> int:
+    def used_so_far(self) -> int:
+        """As `settlement.Running.used_so_far`."""
         return self._terms.count(self._run.usage())
+
+    def note(self) -> bytes:
+        """As `settlement.Running.note`."""
+        return b"" if self._skeleton is None else self._skeleton.to_bytes()
+
+    def progress(self) -> bytes:
+        """As `settlement.Running.progress`."""
+        metering = self._admission.metering
+        if metering is None or self._skeleton is None or not self._run.has_begun:
+            return b""
+        return metering.progress(self._skeleton, self._run)

@@ -57,7 +57,9 @@ def create_app(
     are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone.
     """
     admission = admission or local_admission()
-    gateway_metrics = GatewayMetrics(client.stats, admission.metrics)
+    metering = admission.metering
+    of_usage = () if metering is None else (metering.metrics,)
+    gateway_metrics = GatewayMetrics(client.stats, admission.metrics, *of_usage)
     gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission)
     posts: dict[str, StraightEndpoint] = {}
     app = FastAPI(

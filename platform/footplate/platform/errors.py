@@ -5,6 +5,7 @@
     ├── AuthenticationFailed   no key, or not a live one
     ├── PermissionDenied       the key is live but its role may not do this
     ├── LimitRefused           a limit of the tenant or of its key does not admit the request
+    ├── MeteringUnavailable    what a request would use can't be recorded
     ├── ModelNotFound          no such model, or none that this tenant may see
     ├── BodyTooLarge           the request's body is over the limit
     ├── BodyTooComplex         it holds too many lists, objects or values
@@ -71,6 +72,10 @@ class LimitRefused(PlatformError):
         self.retry_after_s = retry_after_s
         self.about = about
         self.states = states
+
+
+class MeteringUnavailable(PlatformError):
+    """What a request would use can't be recorded, so it is not begun."""
 
 
 class ModelNotFound(PlatformError):

@@ -51,6 +51,16 @@ class Sink(Protocol):
     def end(self, choice: Choice) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PromptUsage:
+    """Tokens of one prompt that an engine has begun; `cached` is part of `prompt`."""
+
+    engine: str
+    prompt: int
+    cached: int
+    output: int
+
+
 @dataclass(slots=True)
 class _Submitted:
     prompt: PromptRun
@@ -82,6 +92,8 @@ class Run:
         self._begin = clock()
         self._submitted: list[_Submitted] = []
         self._has_begun = False
+        # Since the request came; None before the first token.
+        self.first_token_s: float | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -135,6 +147,10 @@ class Run:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
+    async def cancel(self) -> bool:
+        """Abort what still runs, and count all that was made of it; whether that is known exactly."""
+        return all(await asyncio.gather(*(self._cancel_one(entry) for entry in self._submitted)))
+
     async def close(self) -> None:
         """Abort what still runs and note how long the request took. Safe at any time."""
         submitted, self._submitted = self._submitted, []
@@ -152,6 +168,49 @@ class Run:
             ),
             cached_tokens=sum(prompt.cached_tokens for prompt in self.prompts),
         )
+
+    def usages(self) -> list[PromptUsage]:
+        """What engines have begun, a prompt each; to be asked before `close`."""
+        return [
+            PromptUsage(
+                entry.generation.engine,
+                len(entry.prompt.request.prompt_token_ids),
+                entry.prompt.cached_tokens,
+                sum(choice.decoder.num_tokens for choice in entry.prompt.choices),
+            )
+            for entry in self._submitted
+        ]
+
+    async def _cancel_one(self, submitted: _Submitted) -> bool:
+        prompt = submitted.prompt
+        deltas = await submitted.generation.cancel() if prompt.num_open else ()
+        if not prompt.has_begun:
+            # What came while the client left.
+            self._count(submitted, submitted.first)
+        if deltas is None:
+            return False
+        self._count(submitted, deltas)
+        # Without a word from the engine nobody knows how much of the prompt was in its cache.
+        return prompt.has_begun
+
+    def _count(self, submitted: _Submitted, deltas: Sequence[SequenceDelta]) -> None:
+        """Tokens that nobody will read."""
+        prompt = submitted.prompt
+        if deltas and not prompt.has_begun:
+            self._note_prompt(prompt, deltas)
+        for delta in deltas:
+            decoder = prompt.choices[delta.index].decoder
+            if decoder.finish_reason is None:
+                decoder.push(delta)
+                self._stop_if_decided(submitted, delta.index, delta)
+
+    def _stop_if_decided(self, submitted: _Submitted, index: int, delta: SequenceDelta) -> None:
+        """Tell the engine where an answer ended that it did not end itself, or ended only later."""
+        decoder = submitted.prompt.choices[index].decoder
+        if decoder.finish_reason is not None and (
+            delta.finish_reason is None or isinstance(decoder.stop_reason, str)
+        ):
+            submitted.generation.stop(index, decoder.num_tokens)
 
     async def _next(self, submitted: _Submitted) -> Sequence[SequenceDelta]:
         deltas = await submitted.generation.next()
@@ -190,18 +249,20 @@ class Run:
             self._note_tokens(submitted, num_tokens)
 
     def _begin_prompt(self, prompt: PromptRun, deltas: Sequence[SequenceDelta], sink: Sink) -> None:
+        self._note_prompt(prompt, deltas)
+        sink.begin(prompt)
+
+    def _note_prompt(self, prompt: PromptRun, deltas: Sequence[SequenceDelta]) -> None:
         prompt.has_begun = True
         for delta in deltas:
             prompt.cached_tokens = max(prompt.cached_tokens, delta.cached_tokens)
             if delta.prompt_logprobs is not None:
                 prompt.prompt_logprobs = delta.prompt_logprobs
-        sink.begin(prompt)
 
     def _end_choice(self, submitted: _Submitted, choice: Choice, delta: SequenceDelta, sink: Sink) -> None:
         if choice.decoder.finish_reason in _FAILED:
             raise EngineDead(choice.decoder.error or "the engine gave the request up")
-        if delta.finish_reason is None:
-            submitted.generation.stop(delta.index)
+        self._stop_if_decided(submitted, delta.index, delta)
         submitted.prompt.num_open -= 1
         sink.end(choice)
 
@@ -210,6 +271,8 @@ class Run:
         prompt, latencies = submitted.prompt, submitted.latencies
         if prompt.last_token_at is None:
             latencies.first_token.observe(now - self._begin)
+            if self.first_token_s is None:
+                self.first_token_s = now - self._begin
         else:
             latencies.token_gap.observe((now - prompt.last_token_at) / num_tokens, num_tokens)
         prompt.last_token_at = now

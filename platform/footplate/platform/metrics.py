@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -168,12 +169,20 @@ class LimitMetrics:
             yield GaugeMetricFamily(f"footplate_{name}", text, value=read())
 
 
+class FamilySource(Protocol):
+    """Whatever else has something to tell."""
+
+    def families(self) -> Iterator[Metric]:
+        """As Prometheus wants them."""
+        ...
+
+
 class GatewayMetrics(Collector):
     """All that `/metrics` tells. Belongs to one event loop."""
 
-    def __init__(self, stats: StatsSource, limits: LimitMetrics | None = None) -> None:
+    def __init__(self, stats: StatsSource, *others: FamilySource) -> None:
         self._stats = stats
-        self._limits = limits or LimitMetrics()
+        self._others = others
         self._latencies: dict[tuple[str, str], EngineLatencies] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -192,7 +201,8 @@ class GatewayMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from _engine_families(self._stats())
         yield from self._latency_families()
-        yield from self._limits.families()
+        for other in self._others:
+            yield from other.families()
 
     def _latency_families(self) -> Iterator[Metric]:
         families = (

@@ -32,8 +32,18 @@ class Generation(Protocol):
         """
         ...
 
-    def stop(self, index: int) -> None:
-        """End one choice at the engine (a stop string was seen); no further deltas of it are given."""
+    def stop(self, index: int, num_used: int) -> None:
+        """End one choice at the engine (a stop string was seen); no further deltas of it are given.
+
+        `num_used`: how many of its tokens belong to the answer; what the engine has made beyond is discarded.
+        """
+        ...
+
+    async def cancel(self) -> Sequence[SequenceDelta] | None:
+        """Abort what still runs; all that was made until the engine heard of it and `next` has not given.
+
+        None: nobody can say how much that is, since the engine is gone or gives no answer in a bounded time.
+        """
         ...
 
     async def close(self) -> None:
@@ -76,6 +86,9 @@ class Principal:
     cache_scope: bytes
     tenant_quota: Quota = UNLIMITED
     key_quota: Quota | None = None
+    # Whom its use is charged to, as it stands on usage events; labels in the order of their names.
+    cost_center: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class Authenticator(Protocol):

@@ -27,6 +27,7 @@ from pydantic import (
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
 from footplate.platform.errors import SettingsError
+from footplate.platform.price_settings import faults_of_prices
 from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
 from footplate.tenancy.errors import InvalidQuota
 from footplate.tenancy.quotas import Quota
@@ -370,9 +371,9 @@ def check_settings(
     except ValidationError as error:
         faults += faults_of(error, Settings, file, lines)
         return None, sorted(faults, key=lambda fault: fault.line)
+    refused = [*_not_honoured(settings), *_wrong_prices(settings, path)]
     faults += [
-        Fault(file, line_of(location, lines), field_name(location), message)
-        for location, message in _not_honoured(settings)
+        Fault(file, line_of(location, lines), field_name(location), message) for location, message in refused
     ]
     return (None if faults else settings), sorted(faults, key=lambda fault: fault.line)
 
@@ -387,14 +388,21 @@ def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], s
     later = "is not available in this version; "
     if settings.routes:
         yield ("routes",), f"cascade routing {later}remove the routes"
-    if settings.billing.prices is not None:
-        yield ("billing", "prices"), f"a price book {later}set null"
     if settings.telemetry.otlp_endpoint is not None:
         yield ("telemetry", "otlp_endpoint"), f"OTLP export {later}set null"
     if settings.telemetry.content_capture.mode != "off":
         yield ("telemetry", "content_capture", "mode"), f"content capture {later}set off"
     if settings.limits.degraded_mode.budget != DegradedModeSettings().budget:
         yield ("limits", "degraded_mode", "budget"), f"counting budgets {later}set closed"
+
+
+def _wrong_prices(settings: Settings, path: Path | None) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """A model without a price is refused here, not found out when somebody is to pay for it."""
+    billing = settings.billing
+    if billing.prices is not None:
+        models = [model.name for model in settings.models]
+        for message in faults_of_prices(billing.prices, path, billing.currency, models):
+            yield ("billing", "prices"), message
 
 
 def _read_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str, Any]:

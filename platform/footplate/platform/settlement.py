@@ -4,44 +4,79 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
+from footplate.billing.usage import UsageEvent
+from footplate.platform.metering import EventSink
 from footplate.tenancy.errors import TenancyError
 from footplate.tenancy.limiter.decisions import Amounts, Decision
 from footplate.tenancy.limiter.limits import Limit
-from footplate.tenancy.limiter.reservations import Limiter, Outcome, ReservationState
+from footplate.tenancy.limiter.reservations import Beat, Limiter, Outcome, ReservationState
 from footplate.tenancy.quotas import LimitMode
 
 _LOGGER = logging.getLogger(__name__)
 # A lease outlives two lost heart-beats.
 BEATS_PER_LEASE = 3
-MAX_BEATS_AT_ONCE = 32
+# What a gateway that dies has streamed since its last beat is what nobody knows of.
+MAX_BEAT_S = 0.5
+
+
+class Running(Protocol):
+    """A request, as far as others must know of it."""
+
+    def used_so_far(self) -> int:
+        """What it counts for in limits of tokens."""
+        ...
+
+    def note(self) -> bytes:
+        """What whoever finds its lease over needs to know from the start; empty: nothing."""
+        ...
+
+    def progress(self) -> bytes:
+        """How far it has come by now, for the same."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """What one running request holds of its limits."""
+    """What one running request holds of its limits, and the lease under which others know of it."""
 
     tenant_id: str
     request_id: str
     limits: tuple[Limit, ...]
     num_tokens: int
-    used_so_far: Callable[[], int]
+    running: Running
+    note: bytes = b""
+    # The lease of a request without limits, which nothing waits for until its first token.
+    leasing: asyncio.Task[Decision] | None = None
     is_open: bool = True
+    told: tuple[int, bytes] = (0, b"")
+    beaten_at: float = 0.0
 
 
 class Settlement:
     """All holds of one gateway. One event loop owns it; `start` begins the heart-beats, `close` ends all.
 
     Ends are sent by tasks of their own, so that neither a client that leaves nor a store that is slow keeps
-    one from being sent; the answer does not wait for it.
+    one from being sent; the answer does not wait for it. A hold ends after its event is durable.
     """
 
-    def __init__(self, limiter: Limiter, lease_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        limiter: Limiter,
+        lease_s: float = 30.0,
+        sink: EventSink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limiter = limiter
-        self._beat_s = lease_s / BEATS_PER_LEASE
+        self._sink = sink
+        self._clock = clock
+        self._renew_s = lease_s / BEATS_PER_LEASE
+        self._beat_s = min(self._renew_s, MAX_BEAT_S)
         self._open: set[Hold] = set()
         self._ending: set[asyncio.Task[Any]] = set()
         self._beating: asyncio.Task[None] | None = None
@@ -58,17 +93,26 @@ class Settlement:
 
     def open(self, hold: Hold) -> None:
         """Keep a hold alive until it ends."""
+        hold.beaten_at = self._clock()
         self._open.add(hold)
 
-    def settle(self, hold: Hold, num_tokens: int) -> None:
+    def open_beside(self, hold: Hold) -> None:
+        """As `open`, and make the lease of a request that no limit has to admit, while it begins."""
+        asking = self._limiter.reserve(hold.tenant_id, hold.request_id, (), Amounts(), hold.note)
+        hold.leasing = asyncio.create_task(asking)
+        self.open(hold)
+
+    def settle(self, hold: Hold, num_tokens: int, event: UsageEvent | None = None) -> None:
         """End a hold with what was used. The first end of a hold is the only one."""
         if self._take_out(hold):
-            self._spawn(self._limiter.settle(hold.tenant_id, hold.request_id, num_tokens))
+            end = self._limiter.settle(hold.tenant_id, hold.request_id, num_tokens)
+            self.spawn(self._end(hold, self._taken(event), end))
 
-    def release(self, hold: Hold) -> None:
-        """End a hold as if it had never been: the work did not begin."""
+    def release(self, hold: Hold, event: UsageEvent | None = None) -> None:
+        """End a hold as if it had never been: the work did not begin, or gave nothing."""
         if self._take_out(hold):
-            self._spawn(self._limiter.release(hold.tenant_id, hold.request_id))
+            end = self._limiter.release(hold.tenant_id, hold.request_id)
+            self.spawn(self._end(hold, self._taken(event), end))
 
     def release_when_decided(self, asking: asyncio.Future[Decision], tenant_id: str, request_id: str) -> None:
         """Give back what is still being asked for: its client has left."""
@@ -78,7 +122,13 @@ class Settlement:
             if decision.is_admitted:
                 await self._limiter.release(tenant_id, request_id)
 
-        self._spawn(wait_and_release())
+        self.spawn(wait_and_release())
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do what belongs to the end of a hold, to its end."""
+        task = asyncio.create_task(_said(work))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def start(self) -> None:
         """Begin to beat."""
@@ -93,15 +143,42 @@ class Settlement:
             await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def beat(self) -> None:
-        """Begin the lease of every open hold anew."""
-        holds = list(self._open)
-        for first in range(0, len(holds), MAX_BEATS_AT_ONCE):
-            batch = holds[first : first + MAX_BEATS_AT_ONCE]
-            await asyncio.gather(*(self._beat_one(hold) for hold in batch), return_exceptions=True)
+        """Tell how far every open hold has come, and begin its lease anew: one call for each tenant.
+
+        One that has come no further is left out until a third of its lease is over.
+        """
+        now = self._clock()
+        due: defaultdict[str, list[tuple[Hold, Beat]]] = defaultdict(list)
+        for hold in self._open:
+            beat = self._beat_of(hold, now)
+            if beat is not None:
+                due[hold.tenant_id].append((hold, beat))
+        calls = [self._beat_tenant(tenant_id, beats, now) for tenant_id, beats in due.items()]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(error, Exception) and not isinstance(error, TenancyError):
+                _LOGGER.error("heart-beats failed", exc_info=error)
+
+    def _taken(self, event: UsageEvent | None) -> asyncio.Future[Any] | None:
+        return None if event is None or self._sink is None else self._sink.take(event)
+
+    async def _end(
+        self, hold: Hold, durable: asyncio.Future[Any] | None, end: Coroutine[Any, Any, Outcome]
+    ) -> None:
+        try:
+            if durable is not None:
+                await durable
+            if hold.leasing is not None:
+                await hold.leasing
+        except BaseException:
+            end.close()
+            raise
+        finally:
+            # Until here its lease is kept up: nobody else is to write what is on its way.
+            self._open.discard(hold)
+        await end
 
     def _take_out(self, hold: Hold) -> bool:
         is_first, hold.is_open = hold.is_open, False
-        self._open.discard(hold)
         return is_first
 
     async def _beat_forever(self) -> None:
@@ -109,28 +186,37 @@ class Settlement:
             await asyncio.sleep(self._beat_s)
             await self.beat()
 
-    async def _beat_one(self, hold: Hold) -> None:
-        if not hold.is_open:
-            return
-        outcome = await self._limiter.heartbeat(hold.tenant_id, hold.request_id, hold.used_so_far())
-        if outcome.state is ReservationState.UNKNOWN and hold.is_open:
-            await self._hold_again(hold)
+    def _beat_of(self, hold: Hold, now: float) -> Beat | None:
+        if hold.leasing is not None and not hold.leasing.done():
+            return None
+        now_known = hold.told
+        if hold.is_open:
+            now_known = (hold.running.used_so_far(), hold.running.progress() if hold.note else b"")
+        if now_known == hold.told and now - hold.beaten_at < self._renew_s:
+            return None
+        return Beat(hold.request_id, *now_known)
+
+    async def _beat_tenant(self, tenant_id: str, beats: Sequence[tuple[Hold, Beat]], now: float) -> None:
+        outcomes = await self._limiter.heartbeat(tenant_id, [beat for _, beat in beats])
+        for (hold, beat), outcome in zip(beats, outcomes, strict=True):
+            if outcome.state is ReservationState.UNKNOWN and hold.is_open:
+                await self._hold_again(hold)
+            elif outcome.state is not ReservationState.UNHEARD:
+                hold.beaten_at = now
+                hold.told = (beat.num_tokens, beat.progress)
 
     async def _hold_again(self, hold: Hold) -> None:
         """The store has lost its data: count what runs anew, whatever the limits say of it now."""
         limits = [replace(limit, mode=LimitMode.SHADOW) for limit in hold.limits]
-        await self._limiter.reserve(hold.tenant_id, hold.request_id, limits, Amounts(hold.num_tokens))
+        amounts = Amounts(hold.num_tokens)
+        await self._limiter.reserve(hold.tenant_id, hold.request_id, limits, amounts, hold.note)
+        hold.told = (0, b"")
         if not hold.is_open:
             # It ended meanwhile, and its end may have come before this.
-            await self._limiter.settle(hold.tenant_id, hold.request_id, hold.used_so_far())
-
-    def _spawn(self, work: Coroutine[Any, Any, Outcome | None]) -> None:
-        task = asyncio.create_task(_said(work))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+            await self._limiter.settle(hold.tenant_id, hold.request_id, hold.running.used_so_far())
 
 
-async def _said(work: Coroutine[Any, Any, Outcome | None]) -> None:
+async def _said(work: Coroutine[Any, Any, Any]) -> None:
     """Run the end of a hold. One that can't be told ends with its lease, and a line says so."""
     try:
         await work

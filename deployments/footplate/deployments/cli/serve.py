@@ -14,11 +14,13 @@ from typing import Annotated
 
 import typer
 
+from footplate.deployments.billing_setup import BillingSetup
 from footplate.deployments.errors import StartupError
 from footplate.deployments.logs import configure_logging
 from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.ports import find_free_port
 from footplate.deployments.specs import ModelSpec
+from footplate.platform.price_settings import prices_file
 from footplate.platform.settings import ModelSettings, Settings, config_file, data_dir, load_settings
 
 SUPERVISE_S = 2.0
@@ -83,6 +85,17 @@ def plan_from_settings(
         redis_url=settings.storage.redis_url,
         master_key_file=Path(key_file).expanduser() if key_file else None,
         config_file=str(file.absolute()) if file else None,
+        billing=_billing_setup(settings, file),
+    )
+
+
+def _billing_setup(settings: Settings, file: Path | None) -> BillingSetup:
+    billing = settings.billing
+    return BillingSetup(
+        tuple(model.name for model in settings.models),
+        billing.currency,
+        billing.timezone,
+        None if billing.prices is None else prices_file(billing.prices, file),
     )
 
 

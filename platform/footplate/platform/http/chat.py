@@ -32,6 +32,7 @@ from footplate.platform.http.parameters import (
     bad_words_ids,
     check_stream_options,
     engine_request,
+    engine_request_id,
     sampling_params,
 )
 from footplate.platform.http.schemas import ChatCompletionBody, ChatMessage, parse_body, plain_messages
@@ -59,8 +60,9 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
         "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion", card, body.service_tier
     )
     choices = [Choice(index, pipeline.choice_decoder(params)) for index in range(params.n)]
-    prompt = PromptRun(engine_request(head.id, ids, params, body, principal, terms), choices)
-    run = gateway.run(request, card, terms, [prompt])
+    name = engine_request_id(request, 0)
+    prompt = PromptRun(engine_request(name, ids, params, body, principal, terms), choices)
+    run = gateway.run(request, principal, body.model, card, terms, [prompt])
     if body.stream:
         return StreamResponse(run, ChatStream(head, body, pipeline, params.n))
     return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt))

@@ -38,6 +38,7 @@ from footplate.platform.http.parameters import (
     bad_words_ids,
     check_stream_options,
     engine_request,
+    engine_request_id,
     sampling_params,
 )
 from footplate.platform.http.schemas import MAX_CHOICES, CompletionBody, parse_body
@@ -57,6 +58,7 @@ class _Prompt:
 class _Caller:
     principal: Principal
     terms: Terms
+    http: Request
 
 
 async def create_completion(gateway: Gateway, request: Request) -> Response:
@@ -68,9 +70,9 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
     terms = gateway.admission.terms(principal, card)
     prompts = await _read_prompts(pipeline, card, body)
     head = Head.new("cmpl-", "text_completion", card, body.service_tier)
-    caller = _Caller(principal, terms)
-    runs = await _prompt_runs(prompts, body, card, pipeline, caller, head)
-    run = gateway.run(request, card, terms, runs)
+    caller = _Caller(principal, terms, request)
+    runs = await _prompt_runs(prompts, body, card, pipeline, caller)
+    run = gateway.run(request, principal, body.model, card, terms, runs)
     if body.stream:
         return StreamResponse(run, CompletionStream(head, body, pipeline))
     return BodyResponse(run, CompletionAnswer(head, body, pipeline, runs))
@@ -141,7 +143,6 @@ async def _prompt_runs(
     card: ModelCard,
     pipeline: TextPipeline,
     caller: _Caller,
-    head: Head,
 ) -> list[PromptRun]:
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else body.prompt_logprobs
@@ -152,9 +153,8 @@ async def _prompt_runs(
     params = sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words)
     runs = []
     for number, prompt in enumerate(prompts):
-        request = engine_request(
-            f"{head.id}-{number}", prompt.ids, params, body, caller.principal, caller.terms
-        )
+        name = engine_request_id(caller.http, number)
+        request = engine_request(name, prompt.ids, params, body, caller.principal, caller.terms)
         choices = [
             Choice(number * num_choices + index, _decoder(pipeline, params, body))
             for index in range(num_choices)

@@ -33,6 +33,7 @@ from footplate.platform.errors import (
     BodyTooLarge,
     BodyTooSlow,
     LimitRefused,
+    MeteringUnavailable,
     ModelNotFound,
     PermissionDenied,
     PlatformError,
@@ -144,6 +145,9 @@ def _from_platform(error: PlatformError) -> ApiError:
         return ApiError(401, str(error), code="invalid_api_key", headers=challenge)
     if isinstance(error, PermissionDenied):
         return ApiError(403, str(error), code="permission_denied")
+    if isinstance(error, MeteringUnavailable):
+        after = {"retry-after": "1"}
+        return ApiError(503, str(error), _SERVER, "server_is_overloaded", headers=after)
     if isinstance(error, ModelNotFound):
         return ApiError(404, str(error), code="model_not_found", param="model")
     if isinstance(error, BodyTooLarge):

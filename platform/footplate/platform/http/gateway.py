@@ -17,6 +17,7 @@ from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
 from footplate.platform.http.edge import note_model
+from footplate.platform.metering import RequestFacts
 from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import PipelineProvider, find_model
 from footplate.platform.ports import Authenticator, InferenceClient, Principal
@@ -68,9 +69,18 @@ class Gateway:
         return card, self.pipelines.loaded(card) or await self.pipelines.get(card)
 
     def run(
-        self, request: Request, card: ModelCard, terms: Terms, prompts: Sequence[PromptRun]
+        self,
+        request: Request,
+        principal: Principal,
+        requested_model: str,
+        card: ModelCard,
+        terms: Terms,
+        prompts: Sequence[PromptRun],
     ) -> AdmittedRun:
         """A request's run under its tenant's limits, not yet begun."""
         find_latencies = partial(self.metrics.latencies, card.name)
         run = Run(self.client, card.name, prompts, find_latencies, self.clock)
-        return AdmittedRun(run, self.admission, terms, request.scope["footplate.request_id"])
+        scope = request.scope
+        endpoint: str = scope["route"].path
+        facts = RequestFacts(scope["footplate.request_id"], principal, requested_model, card, endpoint)
+        return AdmittedRun(run, self.admission, terms, facts)

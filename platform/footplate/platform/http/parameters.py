@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from starlette.requests import Request
+
 from footplate.engine.errors import InvalidRequest, RequestTooLarge
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, ModelCard, SamplingParams
@@ -126,6 +128,11 @@ def cache_scope(principal: Principal, cache_salt: str | None) -> bytes:
         return principal.cache_scope
     key = hashlib.blake2b(principal.cache_scope, digest_size=32).digest()
     return hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+
+
+def engine_request_id(request: Request, number: int) -> str:
+    """What the engines know a prompt by: their journals are joined with the ledger by what it begins with."""
+    return f"{request.scope['footplate.request_id']}-{number}"
 
 
 def engine_request(

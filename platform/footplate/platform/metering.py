@@ -1,0 +1,185 @@
+"""From requests to usage events: what is known at admission, how far it has come, and how it ended.
+
+A request's event has the id that the client is told as `x-request-id`: what a bill shows can be asked for by
+the id that stands in the client's own log, and the engines' journals begin theirs with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from footplate.billing.errors import InvalidUsage
+from footplate.billing.usage import (
+    Attempt,
+    AttemptOutcome,
+    EventId,
+    EventSkeleton,
+    EventState,
+    KeyId,
+    ModelName,
+    Progress,
+    TenantId,
+    TokenCounts,
+    UsageEvent,
+    split_input,
+)
+from footplate.engine.types import ModelCard
+from footplate.platform.errors import MeteringUnavailable
+from footplate.platform.generation import PromptUsage, Run
+from footplate.platform.ports import Principal
+from footplate.platform.usage_metrics import UsageMetrics
+from footplate.tenancy.limiter.reservations import LostRequest
+
+_LOGGER = logging.getLogger(__name__)
+_OUTCOMES = {
+    EventState.COMPLETED: AttemptOutcome.COMPLETED,
+    EventState.CLIENT_CANCELLED: AttemptOutcome.CANCELLED,
+    EventState.FAILED: AttemptOutcome.FAILED,
+}
+
+
+class EventSink(Protocol):
+    """Where events go; `footplate.billing.event_writer.EventWriter` is one."""
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether new work may begin: its event would be kept."""
+        ...
+
+    def take(self, event: UsageEvent) -> asyncio.Future[Any]:
+        """Take an event at once; the future is done when it is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What an event says of a request beside its tokens."""
+
+    request_id: str
+    principal: Principal
+    # The name that the client wrote, which is known by then, and what it led to.
+    requested_model: str
+    card: ModelCard
+    endpoint: str
+
+
+def utc_now() -> datetime:
+    """The clock of production."""
+    return datetime.now(UTC)
+
+
+class Metering:
+    """Makes events and hands them on. One event loop owns it."""
+
+    def __init__(
+        self,
+        sink: EventSink,
+        now: Callable[[], datetime] = utc_now,
+        metrics: UsageMetrics | None = None,
+    ) -> None:
+        self.sink = sink
+        self.now = now
+        self.metrics = metrics or UsageMetrics()
+
+    def check_room(self) -> None:
+        """Refuse new work rather than lose its event.
+
+        Raises:
+            MeteringUnavailable: neither database nor disk takes events, or more wait than memory may hold.
+        """
+        if not self.sink.may_begin:
+            raise MeteringUnavailable("Usage can't be recorded now, so nothing new begins; try again.")
+
+    def begin(self, facts: RequestFacts, num_prompt_tokens: int) -> EventSkeleton:
+        """What is known of a request that is about to be admitted."""
+        principal = facts.principal
+        return EventSkeleton(
+            EventId(facts.request_id),
+            TenantId(principal.tenant_id),
+            KeyId(principal.key_id),
+            ModelName(facts.requested_model),
+            ModelName(facts.card.name),
+            facts.endpoint,
+            self.now(),
+            num_prompt_tokens,
+            principal.cost_center,
+            principal.labels,
+        )
+
+    def progress(self, skeleton: EventSkeleton, run: Run) -> bytes:
+        """How far a request has come, for whoever finds that this gateway is gone."""
+        usages = run.usages()
+        return Progress(
+            skeleton.target_model,
+            sum(usage.output for usage in usages),
+            sum(usage.cached for usage in usages),
+            _first_token_at(skeleton, run),
+            usages[0].engine if usages else "",
+        ).to_bytes()
+
+    def end(self, skeleton: EventSkeleton, run: Run, state: EventState, *, is_exact: bool) -> UsageEvent:
+        """The event of a request that an engine had begun.
+
+        A prompt counts in full once an engine has it, cached tokens apart, and the answer as far as it came.
+        Of a request that failed without a token of an answer nothing counts.
+        """
+        usages = run.usages()
+        is_free = state is EventState.FAILED and not any(usage.output for usage in usages)
+        attempts = tuple(
+            Attempt(
+                skeleton.target_model,
+                usage.engine,
+                _OUTCOMES[state],
+                TokenCounts() if is_free else _tokens(usage),
+            )
+            for usage in usages
+        )
+        return skeleton.end(
+            state,
+            sum((attempt.tokens for attempt in attempts), TokenCounts()),
+            self.now(),
+            is_estimated=not is_free and not (is_exact and all(map(_is_plausible, usages))),
+            first_token_at=_first_token_at(skeleton, run),
+            attempts=attempts,
+        )
+
+
+class LostRequestMeter:
+    """Writes the events of requests whose gateways died; see `LostPort` of the limiter's reaper."""
+
+    def __init__(self, metering: Metering) -> None:
+        self._metering = metering
+        self.num_unreadable = 0
+
+    async def take_care(self, lost: Sequence[LostRequest]) -> None:
+        """Returns when all their events are durable. The same event again changes nothing."""
+        found_at = self._metering.now()
+        taken = []
+        for request in lost:
+            try:
+                skeleton = EventSkeleton.from_bytes(request.note)
+                progress = Progress.from_bytes(request.progress) if request.progress else None
+                taken.append(self._metering.sink.take(skeleton.lost(progress, found_at)))
+            except InvalidUsage:
+                self.num_unreadable += 1
+                _LOGGER.error("what was noted of a lost request can't be read; it is in no bill")
+        await asyncio.gather(*taken)
+
+
+def _is_plausible(usage: PromptUsage) -> bool:
+    return usage.cached <= usage.prompt
+
+
+def _tokens(usage: PromptUsage) -> TokenCounts:
+    """An engine that counts more cached tokens than the prompt has is wrong, and its event still made."""
+    return split_input(usage.prompt, min(usage.cached, usage.prompt), usage.output)
+
+
+def _first_token_at(skeleton: EventSkeleton, run: Run) -> datetime | None:
+    first_s = run.first_token_s
+    return None if first_s is None else skeleton.started_at + timedelta(seconds=first_s)
