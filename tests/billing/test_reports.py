@@ -49,7 +49,7 @@ def table(books: OpenBooks, group_by: str, span: TimeRange = MONTH) -> dict[tupl
 
 
 def test_cached_tokens_are_inside_input_and_cost_their_own_price(books: OpenBooks) -> None:
-    """1,000 in, 800 of them cached, reasoning inside output: 200 at 1.00, 800 at 0.10, 50 at 2.00 a million."""
+    """1,000 in, 800 of them cached; reasoning inside output: 200 at 1.00, 800 at 0.10, 50 at 2.00."""
     books.events.commit([event(tokens=(200, 800, 50, 20, 3))])
     [row] = report(books, "tenant,model").rows
     assert row.values == ("tnt_a", "m")

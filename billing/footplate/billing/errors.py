@@ -9,6 +9,7 @@
     ├── PeriodClosed         the change would fall into a closed month
     ├── PeriodNotClosable    a month can't be closed now; says everything that stands against it
     ├── NotFound             no such period, price version or export
+    ├── ExportDiffers        a file, the events and the rollups don't sum to the same: it is not to be used
     ├── LedgerUnbalanced     entries don't sum to zero: a mistake of ours
     ├── BooksDiffer          the database was set up with another currency or timezone
     ├── JournalFailed        events can't be written down on this machine's disk
@@ -78,6 +79,10 @@ class PeriodNotClosable(BillingError):
 
 class NotFound(BillingError):
     """There is no period, price version or export of that id."""
+
+
+class ExportDiffers(BillingError):
+    """What was written does not sum to what reports show."""
 
 
 class LedgerUnbalanced(BillingError):

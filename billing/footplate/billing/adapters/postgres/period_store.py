@@ -47,7 +47,7 @@ class PostgresPeriodStore:
         """As `PeriodStore.closed`."""
         with reading(self._books.engine) as connection:
             rows = connection.execute(select(closed_periods).order_by(closed_periods.c.begins_at)).mappings()
-            return [_as_closed(dict(row)) for row in rows]
+            return [as_closed(dict(row)) for row in rows]
 
     def first_open(self) -> Period | None:
         """As `PeriodStore.first_open`."""
@@ -142,7 +142,8 @@ def _values(closed: ClosedPeriod) -> dict[str, Any]:
     }
 
 
-def _as_closed(row: dict[str, Any]) -> ClosedPeriod:
+def as_closed(row: dict[str, Any]) -> ClosedPeriod:
+    """A row of `closed_periods`."""
     totals = dict(row["totals"])
     amounts = {currency: int(amount) for currency, amount in totals.pop("amounts").items()}
     year, month = map(int, row["id"].split("-"))

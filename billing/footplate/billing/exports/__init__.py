@@ -1,0 +1,1 @@
+"""Files of usage that add up: columns, formats, and what stands beside a file."""
