@@ -56,6 +56,8 @@ from footplate.tenancy.errors import (
 MAX_JSON_DEPTH = 200
 MAX_JSON_DIGITS = 4_300
 _MAX_PARAM_CHARACTERS = 128
+# In one body; of more, none is described.
+MAX_TOLD_FAULTS = 64
 # No parameter's name is longer; an API key pasted in place of one is.
 MAX_NAME_CHARACTERS = 40
 _REQUEST = "invalid_request_error"
@@ -197,7 +199,14 @@ def _from_framework(error: HTTPException) -> ApiError:
 
 
 def _from_validation(error: ValidationError) -> ApiError:
-    """The first fault only: a small body can hold thousands of them."""
+    """The first fault only. Python gets all of them or none, and a small body can hold many thousands."""
+    num_faults = error.error_count()
+    if num_faults > MAX_TOLD_FAULTS:
+        message = (
+            f"{num_faults} parameters or values in the body are unknown or wrong; of so many none is named. "
+            f"Up to {MAX_TOLD_FAULTS}, the first one is."
+        )
+        return ApiError(400, message, code="invalid_value")
     first = next(iter(error.errors(include_url=False, include_input=False)))
     kind, message = str(first["type"]), str(first["msg"]).removeprefix("Value error, ")
     if kind == "json_invalid":

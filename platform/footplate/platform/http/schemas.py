@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from footplate.engine.errors import InvalidRequest
 from footplate.platform.errors import UnsupportedParameter
-from footplate.platform.http.complexity import check_complexity
+from footplate.platform.http.complexity import MAX_KEYS, check_complexity
 from footplate.platform.http.forms import one_of
 
 MAX_STOPS = 4
@@ -39,6 +39,8 @@ class Body(BaseModel):
     """Base of all request bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    # How many keys one object in it may have.
+    max_keys: ClassVar[int] = MAX_KEYS
 
 
 class StreamOptions(Body):
@@ -80,7 +82,10 @@ class GenerationBody(Body):
     stop_token_ids: Annotated[_Ids, Field(max_length=1_024)] | None = None
     allowed_token_ids: Annotated[_Ids, Field(max_length=MAX_ALLOWED_IDS)] | None = None
     bad_words: (
-        Annotated[list[Annotated[str, Field(max_length=MAX_BAD_WORD)]], Field(max_length=MAX_BAD_WORDS)]
+        Annotated[
+            list[Annotated[str, Field(max_length=MAX_BAD_WORD)]],
+            Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+        ]
         | None
     ) = None
     skip_special_tokens: bool | None = None
@@ -245,9 +250,9 @@ def parse_body(kind: type[AnyBody], data: bytes) -> AnyBody:
     Raises:
         ValidationError: no JSON, or not of this form.
         UnsupportedParameter: a parameter asks for what this version doesn't do.
-        BodyTooComplex: it holds more lists, objects or values than a request can need.
+        BodyTooComplex: it holds more lists, objects, values or keys than a request can need.
     """
-    check_complexity(data)
+    check_complexity(data, kind.max_keys)
     body = kind.model_validate_json(data)
     _refuse_unsupported(body, "")
     for index, message in enumerate(getattr(body, "messages", None) or ()):

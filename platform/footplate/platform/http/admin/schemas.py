@@ -78,7 +78,7 @@ class _Amounts(Body):
 class QuotaBody(_Amounts):
     """`PUT …/quota`: the whole quota; null or left out is unlimited, 0 refuses all."""
 
-    allowed_models: list[_Text] | None = None
+    allowed_models: Annotated[list[_Text], Field(fail_fast=True)] | None = None
     per_model: dict[_Text, _Amounts] | None = None
     priority: int | None = None
     weight: float | None = None
