@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, text
 
+from footplate.billing.adapters.postgres import schema as billing_schema
 from footplate.deployments.embedded import EmbeddedPostgres
 from footplate.deployments.leftovers import postmaster_pid
 from footplate.deployments.run_paths import RunPaths
@@ -48,6 +49,7 @@ class PostgresServer:
             # Copying a database takes a tenth of the time of migrating one.
             with connected(self._create("template_ours")) as engine:
                 schema.upgrade(engine)
+                billing_schema.upgrade(engine)
             self._template = "template_ours"
         return self._create(name, f" template {self._template}")
 

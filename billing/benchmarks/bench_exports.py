@@ -55,7 +55,7 @@ _POSTINGS = f"""
 insert into billing.postings (event_seq, seq, kind, dimension_id, price_version, currency, effective_at,
     requests, {_TOKENS}, gross_input, gross_cached_input, gross_output,
     discount_input, discount_cached_input, discount_output)
-select e.seq, 0, 'usage', e.dimension_id, 1, 'USD', effective_at, 1, {_TOKENS},
+select e.seq, 0, 'usage', e.dimension_id, 1, 'USD', effective_at, 1, {_TOKENS.replace("output", "e.output")},
        input_uncached * m.input, input_cached * m.cached_input, e.output * m.output,
        input_uncached * m.input * off, input_cached * m.cached_input * off, e.output * m.output * off
 from billing.events e join billing.dimensions d on d.id = e.dimension_id

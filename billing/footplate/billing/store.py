@@ -5,18 +5,23 @@ All raise StoreUnavailable when the database gives no answer in a bounded time. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
+from footplate.billing.exports.request import Export, ExportRequest
 from footplate.billing.ledger import Account
 from footplate.billing.periods import ClosedPeriod, ClosingState, Period
 from footplate.billing.prices import PriceBook, PriceList, PriceVersion
 from footplate.billing.rating import UsageTotal
+from footplate.billing.reconcile import BooksState, LedgerCount
 from footplate.billing.reports import Report, ReportQuery
 from footplate.billing.statements import MonthUsage
+from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import EventId, TenantId, UsageEvent
 
 
@@ -137,6 +142,34 @@ class ReportReader(Protocol):
         Raises:
             InvalidReport: the range is too long for its grouping.
         """
+        ...
+
+
+class ExportStore(Protocol):
+    """Files that somebody has asked for."""
+
+    def add(self, request: ExportRequest, *, created_by: str) -> Export:
+        """Note an export; somebody has to `run` it."""
+        ...
+
+    def find(self, export_id: str) -> Export:
+        """How far an export has come. Raises NotFound."""
+        ...
+
+    def file_of(self, export: Export) -> Path:
+        """The whole file. Raises NotFound when it is not there, or no more."""
+        ...
+
+
+class LedgerCountReader(Protocol):
+    """What the books bring to a reconciliation."""
+
+    def counts(self, span: TimeRange) -> AbstractContextManager[Iterator[LedgerCount]]:
+        """Every request that began in a range, in bounded memory."""
+        ...
+
+    def books_state(self, span: TimeRange) -> BooksState:
+        """Whether the months that a range touches are sound. Reads all their events."""
         ...
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from footplate.platform.administration import AdminDesk
+from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.http.health import Readiness, ReadinessCheck
 from footplate.platform.ports import Principal, UseReader
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
@@ -63,6 +64,7 @@ class KeyService:
         default_quota: Quota,
         use: UseReader | None = None,
         source_header: str | None = None,
+        billing: BillingDesk | None = None,
     ) -> None:
         # Pools apart: administration that waits must hold up neither the keys of requests nor the polls.
         self._reader = PostgresKeyReader(database_url)
@@ -84,6 +86,7 @@ class KeyService:
             use=use,
             default_quota=default_quota,
             source_header=source_header,
+            billing=billing,
         )
         self.authenticator = TenancyAuthenticator(self.keys)
         self._noting: asyncio.Task[None] | None = None

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     """The app of one gateway replica, with the text pipelines of the configured models loaded."""
     # The drivers are only loaded in the process that talks to the database.
+    from footplate.deployments.books_service import BooksService
     from footplate.deployments.key_service import KeyService
     from footplate.deployments.limits import GatewayLimits
     from footplate.deployments.metering_service import MeteringService
@@ -31,8 +32,9 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     settings = load_settings(Path(spec.config_file) if spec.config_file else None)
     pipelines = PipelineProvider(Path(spec.data_dir) / "models")
     await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
-    journal_dir = RunPaths.of(Path(spec.data_dir)).usage_journal_dir
-    usage = MeteringService(spec.database_url, journal_dir, settings.billing)
+    paths = RunPaths.of(Path(spec.data_dir))
+    usage = MeteringService(spec.database_url, paths.usage_journal_dir, settings.billing)
+    books = BooksService(spec.database_url, settings.billing, paths.exports_dir, paths.engine_journal_dir)
     limits = GatewayLimits(
         spec.redis_url,
         settings.limits,
@@ -46,6 +48,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         default_quota=settings.tenancy.default_quota.to_quota(),
         use=LimiterUse(limits.limiter),
         source_header=spec.source_header,
+        billing=books.desk,
     )
     usage.start()
     limits.start()
@@ -64,7 +67,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         desk=keys.desk,
     )
     # What the gateway awaits once it has drained; reservations end when their events are durable.
-    app.state.closers = (limits.close, usage.close, keys.close)
+    app.state.closers = (limits.close, usage.close, books.close, keys.close)
     return app
 
 

@@ -58,6 +58,11 @@ class RunPaths:
         return self.data_dir / "engine-journal"
 
     @property
+    def exports_dir(self) -> Path:
+        """Files of usage that somebody has asked for."""
+        return self.data_dir / "exports"
+
+    @property
     def usage_journal_dir(self) -> Path:
         """Usage events that wait for the database, by gateway process."""
         return self.data_dir / "usage-journal"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
+from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.ports import UseReader
 from footplate.tenancy.admin.administration import Administration, Changed, IdempotentRequest
 from footplate.tenancy.admin.audit import AuditRecord, Caller
@@ -42,6 +43,7 @@ class AdminDesk:
     """What the admin endpoints work with.
 
     `pepper` hashes new keys; `default_quota` is shown, not stored; `use` says what callers have used.
+    `billing`: reports, prices and months; None where no books are kept.
     `source_header`: where the proxy in front says from which address a request came; None without one.
     """
 
@@ -51,6 +53,7 @@ class AdminDesk:
     use: UseReader | None = None
     default_quota: Quota = UNLIMITED
     source_header: str | None = None
+    billing: BillingDesk | None = field(default=None, repr=False)
     now: Callable[[], datetime] = _utc_now
     _refusals: RefusalBudget = field(default_factory=RefusalBudget, repr=False)
     _threads: ThreadPoolExecutor = field(

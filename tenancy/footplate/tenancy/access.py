@@ -44,6 +44,15 @@ class Action(StrEnum):
     READ_MODELS = "models.read"
     READ_AUDIT = "audit.read"
     READ_HEALTH = "health.read"
+    READ_USAGE = "usage.read"
+    READ_PRICES = "prices.read"
+    IMPORT_PRICES = "prices.import"
+    READ_PERIODS = "periods.read"
+    CLOSE_PERIOD = "period.close"
+    READ_STATEMENT = "statement.read"
+    READ_RECONCILIATION = "reconciliation.read"
+    CREATE_EXPORT = "export.create"
+    READ_EXPORT = "export.read"
 
 
 _ADMIN, _FINANCE, _AUDITOR = Role.PLATFORM_ADMIN, Role.FINANCE, Role.AUDITOR
@@ -77,6 +86,15 @@ MATRIX: Mapping[Action, Mapping[Role, Reach]] = MappingProxyType(
         Action.READ_MODELS: {_ADMIN: _ALL, _AUDITOR: _ALL},
         Action.READ_AUDIT: {_ADMIN: _ALL, _AUDITOR: _ALL},
         Action.READ_HEALTH: {_ADMIN: _ALL, _AUDITOR: _ALL},
+        Action.READ_USAGE: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},
+        Action.READ_PRICES: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL},
+        Action.IMPORT_PRICES: {_ADMIN: _ALL},
+        Action.READ_PERIODS: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL},
+        Action.CLOSE_PERIOD: {_ADMIN: _ALL, _FINANCE: _ALL},
+        Action.READ_STATEMENT: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},
+        Action.READ_RECONCILIATION: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL},
+        Action.CREATE_EXPORT: {_ADMIN: _ALL, _FINANCE: _ALL, _TENANT_ADMIN: _OWN},
+        Action.READ_EXPORT: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},
     }
 )
 

@@ -24,6 +24,10 @@ RETRY_S = 0.5
 ANSWER_S = 2.0
 
 
+# What gateways hold answers of.
+FOLLOWED = frozenset({TargetKind.TENANT, TargetKind.KEY})
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What is known of a tenant or of a key is no longer true."""
@@ -34,7 +38,7 @@ class Change:
 
 def change_of(record: AuditRecord) -> Change | None:
     """What gateways must hear of a record."""
-    if record.outcome is not Outcome.DONE or record.target is None:
+    if record.outcome is not Outcome.DONE or record.target is None or record.target.kind not in FOLLOWED:
         return None
     return Change(record.target.kind, record.target.id)
 

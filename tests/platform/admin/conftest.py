@@ -6,15 +6,31 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import Engine, text
 
+from footplate.billing.adapters.postgres.books import Books
+from footplate.billing.adapters.postgres.event_store import PostgresEventStore
+from footplate.billing.adapters.postgres.export_store import PostgresExportStore
+from footplate.billing.adapters.postgres.month_reader import PostgresMonthReader
+from footplate.billing.adapters.postgres.period_store import PostgresPeriodStore
+from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
+from footplate.billing.adapters.postgres.reconcile_reader import PostgresLedgerCountReader
+from footplate.billing.adapters.postgres.report_reader import PostgresReportReader
+from footplate.billing.exports.request import ExportId, ExportRequest
+from footplate.billing.reconcile import EngineCounts
+from footplate.billing.reports import UsageFilter
+from footplate.billing.time_ranges import TimeRange
+from footplate.billing.usage import TenantId
 from footplate.deployments.key_service import TenancyAuthenticator
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.platform.administration import AdminDesk
+from footplate.platform.billing_desk import BillingDesk
+from footplate.platform.http.admin.exchange import AdminRoute
 from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import UseReader
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
@@ -25,6 +41,7 @@ from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
 from footplate.tenancy.changes import ChangeFollower
 from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey
+from tests.billing.builders import price_list
 from tests.builders import gateway_app, model_card
 from tests.fakes import Script, ScriptedClient
 from tests.postgres_server import PostgresServer, connected
@@ -41,7 +58,9 @@ class World:
 
     engine: Engine
     pipeline: TextPipeline
+    exports_dir: Path
     use: UseReader | None = None
+    engine_counts: EngineCounts = field(default_factory=lambda: EngineCounts({}))
     now: datetime = datetime(2026, 11, 1, 12, tzinfo=UTC)
     seconds: float = 0.0
     keys: dict[str, str] = field(default_factory=dict)
@@ -58,6 +77,24 @@ class World:
             now=lambda: self.now,
         )
         self.follower = ChangeFollower(self.cache, self.admin_store, clock=lambda: self.seconds)
+        self.books = Books(self.engine, clock=lambda: self.now)
+        self.books.open()
+        self.events = PostgresEventStore(self.books)
+        self.exports = PostgresExportStore(self.books, self.exports_dir)
+        self.billing = BillingDesk(
+            self.books.currency,
+            self.books.calendar,
+            PostgresReportReader(self.books),
+            PostgresPriceStore(self.books, lambda: 0),
+            PostgresPeriodStore(self.books),
+            PostgresMonthReader(self.books),
+            self.exports,
+            PostgresLedgerCountReader(self.books),
+            self.events.rate_quarantined,
+            self.launch,
+            engine_counts=lambda: self.engine_counts,
+            now=lambda: self.now,
+        )
         self.desk = AdminDesk(
             Administration(self.admin_store),
             PEPPER,
@@ -65,6 +102,7 @@ class World:
             use=self.use,
             default_quota=DEFAULT_QUOTA,
             source_header="x-forwarded-for",
+            billing=self.billing,
             now=lambda: self.now,
         )
         self.models = ScriptedClient([model_card(aliases=("small",)), model_card("large")], Script())
@@ -86,6 +124,26 @@ class World:
         key = make_key(PEPPER)
         self.store.add_key(key, tenant_id, role, name=f"of {role}")
         return key.text
+
+    def launch(self, export_id: ExportId) -> None:
+        """Write an export at once, in this process."""
+        self.exports.run(export_id)
+
+    def path(self, route: AdminRoute, *, tenant_id: str, key_id: str, month: str = "2026-09") -> str:
+        """A route's path to things that are there; an export of the tenant is made where it names one."""
+        export_id = price_id = ""
+        if "{export_id}" in route.path:
+            span = TimeRange(self.now - timedelta(days=1), self.now)
+            request = ExportRequest(span, filter=UsageFilter(TenantId(tenant_id)))
+            export_id = self.exports.add(request, created_by="test").id
+            self.exports.run(ExportId(export_id))
+        if "{price_id}" in route.path:
+            # Every world begins without prices.
+            versions = self.billing.prices.book().versions
+            price_id = str((versions or [self.billing.prices.add(price_list(), imported_by="test")])[0].id)
+        return route.path.format(
+            tenant_id=tenant_id, key_id=key_id, period_id=month, export_id=export_id, price_id=price_id
+        )
 
     def pass_time(self, **delta: float) -> None:
         """Let both clocks go on."""
@@ -148,9 +206,10 @@ def smollm2() -> TextPipeline:
 
 
 @pytest.fixture
-def world(postgres: PostgresServer, smollm2: TextPipeline) -> Iterator[World]:
+def world(postgres: PostgresServer, smollm2: TextPipeline, tmp_path: Path) -> Iterator[World]:
     with connected(postgres.new_database(is_migrated=True)) as engine:
-        made = World(engine, smollm2)
+        made = World(engine, smollm2, tmp_path / "exports")
         yield made
+        made.billing.close()
         made.desk.close()
         made.reader.close()

@@ -17,12 +17,21 @@ from footplate.tenancy.errors import StoreUnavailable
 from tests.platform.admin.conftest import PEPPER, SOURCE, World
 
 CHANGES = [route for route in admin_routes({}) if route.is_change]
-BODIES: dict[str, Any] = {"create_tenant": {"name": "new"}, "update_tenant": {"cost_center": "7"}}
+PRICES = {
+    "effective_from": "2026-11-01T00:00:00Z",
+    "currency": "USD",
+    "models": {"m": {"input": "1", "cached_input": "0.1", "output": "2"}},
+}
+BODIES: dict[str, Any] = {
+    "create_tenant": {"name": "new"},
+    "update_tenant": {"cost_center": "7"},
+    "import_prices": PRICES,
+}
 
 
 def path_of(route: Any, world: World) -> str:
     key_id = world.ok("POST", f"tenants/{world.other}/keys", {})["id"] if "{key_id}" in route.path else ""
-    return str(route.path).format(tenant_id=world.other, key_id=key_id)
+    return world.path(route, tenant_id=world.other, key_id=key_id)
 
 
 @pytest.mark.parametrize("route", CHANGES, ids=lambda route: route.handler.__name__)
@@ -43,7 +52,8 @@ def test_each_change_leaves_one_record_with_who_what_before_after_and_from_where
         "role": "platform_admin",
     }
     assert (record["source"], record["request_id"]) == ("203.0.113.9", response.headers["x-request-id"])
-    is_new = route.action.value in ("tenant.create", "key.create") or "quota" in route.path
+    made = ("tenant.create", "key.create", "prices.import", "export.create")
+    is_new = route.action.value in made or "quota" in route.path
     assert (record["before"] is None) == is_new
     assert record["after"] is not None
     assert record["target"]["id"] in (world.other, response.json().get("id"), path.split("/")[-2])
@@ -57,7 +67,11 @@ def test_each_refused_change_leaves_one_record_with_the_reason(world: World, rou
         ("member", {}, "permission_denied"),
         ("auditor", {}, "permission_denied"),
         ("platform_admin", b"{", "invalid_json"),
-        ("platform_admin", {"name": "x", "nonsense": 1}, "unsupported_parameter"),
+        (
+            "platform_admin",
+            {**BODIES.get(route.handler.__name__, {}), "nonsense": 1},
+            "unsupported_parameter",
+        ),
     ):
         response = world.call(route.method, path, body, key=key)
         assert response.json()["error"]["code"] == code

@@ -82,9 +82,10 @@ def test_a_keys_text_is_nowhere_but_in_the_answer_that_made_it(
 
 def misuse(world: World, route: AdminRoute, text: str) -> list[str]:
     """A key's text in the path, in the query, in a header and in every field of the body."""
-    path = route.path.format(tenant_id=text, key_id=text)
+    names = ("tenant_id", "key_id", "period_id", "price_id", "export_id")
+    path = route.path.format(**dict.fromkeys(names, text))
     spare = world.add_key(Role.MEMBER, world.other)
-    real = route.path.format(tenant_id=world.other, key_id=spare.split("_")[1])
+    real = world.path(route, tenant_id=world.other, key_id=spare.split("_")[1])
     fields = list(route.body.model_fields) if route.body is not None else []
     bodies: list[Any] = [{name: text} for name in fields] + [{name: {text: text}} for name in fields]
     bodies += [{name: value} for name in fields for value in ([text], {text: ""}, {text: {}}, {"m": text})]
@@ -140,6 +141,6 @@ def test_any_body_is_answered_and_no_server_error(world: World, body: Any) -> No
     made = world.keys["member"].split("_")[1]
     for route in admin_routes({}):
         if route.is_change and "suspend" not in route.path:
-            path = route.path.format(tenant_id=world.team, key_id=made)
+            path = world.path(route, tenant_id=world.team, key_id=made)
             response = world.call(route.method, path, json.dumps(body).encode())
             assert response.status_code in (200, 400, 409), (path, response.text)

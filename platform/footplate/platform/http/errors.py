@@ -18,6 +18,16 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from footplate.billing.errors import (
+    BillingError,
+    InvalidPrice,
+    InvalidReport,
+    PeriodClosed,
+    PeriodNotClosable,
+    PriceInForce,
+)
+from footplate.billing.errors import NotFound as NothingInBooks
+from footplate.billing.errors import StoreUnavailable as BooksUnavailable
 from footplate.engine.errors import (
     EngineDead,
     EngineError,
@@ -97,6 +107,8 @@ def api_error(error: Exception) -> ApiError:
         return _from_platform(error)
     if isinstance(error, TenancyError):
         return _from_tenancy(error)
+    if isinstance(error, BillingError):
+        return _from_billing(error)
     if isinstance(error, HTTPException):
         return _from_framework(error)
     return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
@@ -183,7 +195,26 @@ def _from_tenancy(error: TenancyError) -> ApiError:
     return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
 
 
-def _sentence(error: TenancyError) -> str:
+def _from_billing(error: BillingError) -> ApiError:
+    if isinstance(error, BooksUnavailable):
+        message = "The books can't be asked at the moment; try again."
+        return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
+    if isinstance(error, InvalidPrice | InvalidReport):
+        param = error.field[:_MAX_PARAM_CHARACTERS] or None
+        return ApiError(400, _sentence(error), code="invalid_value", param=param)
+    if isinstance(error, NothingInBooks):
+        return ApiError(404, _sentence(error), code="not_found")
+    conflicts: dict[type[BillingError], str] = {
+        PriceInForce: "price_in_force",
+        PeriodClosed: "period_closed",
+        PeriodNotClosable: "period_not_closable",
+    }
+    if type(error) in conflicts:
+        return ApiError(409, _sentence(error), code=conflicts[type(error)])
+    return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
+
+
+def _sentence(error: Exception) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}."
 

@@ -28,6 +28,9 @@ class TargetKind(StrEnum):
 
     TENANT = "tenant"
     KEY = "key"
+    PRICES = "prices"
+    PERIOD = "period"
+    EXPORT = "export"
 
 
 class Outcome(StrEnum):
@@ -39,7 +42,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tenant or a key, and the tenant it belongs to, as far as they are known."""
+    """What was changed, and the tenant it belongs to, as far as they are known."""
 
     kind: TargetKind
     id: str

@@ -3,7 +3,7 @@
 What was written down is never changed: triggers refuse it for prices, dimensions, events, recounts,
 postings, entries and closed periods. Rollups and the spend of a month are sums of postings, kept in the
 transaction that posts, and compared with them before a month is closed. `quarantine` and `journals` are
-lists of work.
+lists of work, `exports` of files that were asked for.
 
 Rows of one event stand under the number that its row in `events` got. They are written in one transaction
 and never deleted, so they have no foreign keys, which would cost as much again as the rows.
@@ -260,6 +260,24 @@ journals = Table(
     metadata,
     Column("name", Text, primary_key=True),
     _moment("reported_at", nullable=False, server_default=func.clock_timestamp()),
+)
+
+# Files that somebody has asked for, and how far they have come.
+exports = Table(
+    "exports",
+    metadata,
+    Column("seq", BigInteger, Identity(always=True), primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("request", JSONB, nullable=False),
+    _moment("created_at", nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("rows_done", BigInteger, nullable=False, server_default="0"),
+    Column("rows_total", BigInteger),
+    # JSON null is no value here.
+    Column("sidecar", JSONB(none_as_null=True)),
+    Column("error", Text),
+    _moment("updated_at", nullable=False),
 )
 
 IMMUTABLE = (

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from footplate.platform.http.admin.billing_endpoints import billing_routes
 from footplate.platform.http.admin.exchange import PAGE_PARAMETERS, PREFIX, AdminExchange, AdminRoute, listed
 from footplate.platform.http.admin.schemas import (
     AuditAnswer,
@@ -215,4 +216,5 @@ def admin_routes(checks: Mapping[str, ReadinessCheck]) -> tuple[AdminRoute, ...]
             is_list=True,
         ),
         AdminRoute("GET", f"{PREFIX}/health", a.READ_HEALTH, show_health, HealthAnswer),
+        *billing_routes(paged),
     )

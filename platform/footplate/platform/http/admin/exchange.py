@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from footplate.platform.administration import AdminDesk
+from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.http.admin.schemas import EmptyBody
 from footplate.platform.http.errors import MAX_NAME_CHARACTERS, api_error
@@ -33,6 +34,7 @@ PAGE_PARAMETERS = ("limit", "after", "order")
 MAX_IDEMPOTENCY_KEY = 255
 # What else stands in their place is no id: it is looked for nowhere and written down nowhere.
 _KEY_ID = re.compile(r"[0-9A-Za-z]{12}")
+PERIOD_ID = re.compile(r"[0-9]{4}-[0-9]{2}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,15 @@ class AdminRoute:
     body: type[Body] | None = None
     parameters: tuple[str, ...] = ()
     is_list: bool = False
+    # A POST that changes nothing, for what is too long to be asked for in a URL.
+    is_question: bool = False
+    # Of an answer that is a file.
+    media_types: tuple[str, ...] = ()
 
     @property
     def is_change(self) -> bool:
         """Whether it leaves an audit record, refused or not."""
-        return self.method != "GET"
+        return self.method != "GET" and not self.is_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,13 @@ class AdminExchange:
         if value is not None and not value.isprintable():
             raise InvalidValue(f"{name} must hold printable characters only", name)
         return value
+
+    @property
+    def billing(self) -> BillingDesk:
+        """Where the books are asked. Raises NotFound where none are kept."""
+        if self.desk.billing is None:
+            raise NotFound("this platform keeps no books")
+        return self.desk.billing
 
     def page(self) -> Page:
         """Which part of the list is asked for. Raises InvalidValue."""
@@ -202,4 +215,6 @@ def _target(request: Request) -> Target | None:
     tenant_id, key_id = str(parameters.get("tenant_id", "")), str(parameters.get("key_id", ""))
     if TENANT_ID.fullmatch(tenant_id):
         return Target(TargetKind.TENANT, tenant_id, tenant_id)
+    if period_id := PERIOD_ID.fullmatch(str(parameters.get("period_id", ""))):
+        return Target(TargetKind.PERIOD, period_id[0])
     return Target(TargetKind.KEY, key_id) if _KEY_ID.fullmatch(key_id) else None

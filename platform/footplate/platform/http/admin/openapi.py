@@ -14,9 +14,10 @@ _ERRORS = {
     "`missing_required_parameter`.",
     401: "No key, or not a live one: `invalid_api_key`.",
     403: "The key's role may not do this: `permission_denied`.",
-    404: "No such tenant or key, or another tenant's: `not_found`.",
+    404: "No such thing, or another tenant's: `not_found`.",
     408: "The body did not arrive in time: `request_timeout`.",
-    409: "It does not fit what is there: `name_taken`, `conflict`, `idempotency_key_reused`.",
+    409: "It does not fit what is there: `name_taken`, `conflict`, `idempotency_key_reused`, "
+    "`price_in_force`, `period_closed`, `period_not_closable`.",
     413: "The body is too large: `request_too_large`.",
     500: "The server failed: `server_error`.",
     503: "The database can't be asked now; try again: `server_is_overloaded`.",
@@ -28,6 +29,16 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "name": {"type": "string"},
     "tenant_id": {"type": "string"},
     "target_id": {"type": "string"},
+    "key_id": {"type": "string"},
+    "model": {"type": "string"},
+    "from": {"type": "string", "description": "A date in the time zone, or an RFC 3339 time; included."},
+    "to": {"type": "string", "description": "A date in the time zone, or an RFC 3339 time; not included."},
+    "timezone": {"type": "string", "description": "Of the IANA database; the billing time zone if left out."},
+    "group_by": {
+        "type": "string",
+        "description": "A list with commas of tenant, key, model, requested_model, class, day, hour, "
+        "cost_center, label:NAME.",
+    },
 }
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
@@ -42,11 +53,11 @@ def describe(route: AdminRoute) -> dict[str, Any]:
     """The operation's parameters, body and answers."""
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in ("tenant_id", "key_id")
+        for name in ("tenant_id", "key_id", "price_id", "period_id", "export_id")
         if f"{{{name}}}" in route.path
     ]
     parameters += [{"name": name, "in": "query", "schema": _PARAMETERS[name]} for name in route.parameters]
-    if route.method == "POST":
+    if route.method == "POST" and route.is_change:
         parameters.append(_IDEMPOTENCY_KEY)
     found: dict[str, Any] = {"parameters": parameters, "responses": _responses(route), "tags": ["admin"]}
     if route.body is not None:
@@ -57,6 +68,10 @@ def describe(route: AdminRoute) -> dict[str, Any]:
 
 def _responses(route: AdminRoute) -> dict[str, Any]:
     schema = inlined_schema(route.answer)
+    if route.media_types:
+        text = {"schema": {"type": "string", "format": "binary"}}
+        content = dict.fromkeys(route.media_types, text)
+        return {"200": {"description": "The file.", "content": content}, **described_errors(_statuses(route))}
     if route.is_list:
         schema = {
             "type": "object",

@@ -167,7 +167,7 @@ class ActorAnswer(Answer):
 
 
 class TargetAnswer(Answer):
-    kind: Literal["tenant", "key"]
+    kind: Literal["tenant", "key", "prices", "period", "export"]
     id: str
 
 

@@ -32,7 +32,7 @@ from footplate.tenancy.adapters.postgres.tables import api_keys, audit_records, 
 from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target, TargetKind
 from footplate.tenancy.admin.store import Listed, Page, Reader, RememberedAnswer, Writer
 from footplate.tenancy.api_keys import KeyRecord, Role
-from footplate.tenancy.changes import Change, Changes
+from footplate.tenancy.changes import FOLLOWED, Change, Changes
 from footplate.tenancy.errors import InvalidValue, NameTaken
 from footplate.tenancy.quotas import Quota
 from footplate.tenancy.tenants import Tenant, mask_keys, refuse_keys
@@ -70,8 +70,8 @@ class PostgresAdminStore:
             query = (
                 select(audit_records.c.target_kind, audit_records.c.target_id)
                 .where(seq > last, seq <= end, audit_records.c.outcome == Outcome.DONE.value)
-                # A newer version may change things that this one holds nothing of.
-                .where(audit_records.c.target_kind.in_([kind.value for kind in TargetKind]))
+                # Other things, also those of newer versions, are held by nobody.
+                .where(audit_records.c.target_kind.in_([kind.value for kind in FOLLOWED]))
                 .limit(MAX_CHANGES + 1)
             )
             rows = connection.execute(query).all()
