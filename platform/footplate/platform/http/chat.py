@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.frames import (
+    LARGE_ANSWER_ENTRIES,
     Head,
     chat_logprobs,
     details_part,
@@ -63,9 +66,10 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     name = engine_request_id(request, 0)
     prompt = PromptRun(engine_request(name, ids, params, body, principal, terms), choices)
     run = gateway.run(request, principal, body.model, card, terms, [prompt])
+    apart = partial(gateway.answers.run, principal.tenant_id)
     if body.stream:
-        return StreamResponse(run, ChatStream(head, body, pipeline, params.n))
-    return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt))
+        return StreamResponse(run, ChatStream(head, body, pipeline, params.n), apart)
+    return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt), apart)
 
 
 async def encode_messages(
@@ -108,6 +112,7 @@ class ChatStream:
         self, head: Head, body: ChatCompletionBody, pipeline: TextPipeline, num_choices: int
     ) -> None:
         self.out: list[bytes] = []
+        self.late: list[Callable[[], bytes]] = []
         self._start = head.event_start()
         self._pipeline = pipeline
         self._includes_usage = body.include_usage
@@ -187,6 +192,15 @@ class ChatAnswer:
 
     def end(self, choice: Choice) -> None:
         pass
+
+    @property
+    def is_large(self) -> bool:
+        prompt, body = self._prompt, self._body
+        num_tokens = sum(choice.decoder.num_tokens for choice in prompt.choices)
+        num_entries = num_tokens * (1 + (body.top_logprobs or 0))
+        if body.prompt_logprobs is not None:
+            num_entries += len(prompt.request.prompt_token_ids) * (1 + body.prompt_logprobs)
+        return num_entries > LARGE_ANSWER_ENTRIES
 
     def body(self, usage: TokenUsage) -> dict[str, Any]:
         body = self._head.fields()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +22,7 @@ from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.chat import refuse_absurd
 from footplate.platform.http.frames import (
+    LARGE_ANSWER_ENTRIES,
     Head,
     details_part,
     encode,
@@ -46,6 +49,8 @@ from footplate.platform.http.streaming import BodyResponse, StreamResponse
 from footplate.platform.ports import Principal
 
 DEFAULT_MAX_TOKENS = 16
+# Of prompts, in one answer: each token for each choice, and as many candidates for it as were asked for.
+MAX_PROMPT_ENTRIES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +78,10 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
     caller = _Caller(principal, terms, request)
     runs = await _prompt_runs(prompts, body, card, pipeline, caller)
     run = gateway.run(request, principal, body.model, card, terms, runs)
+    apart = partial(gateway.answers.run, principal.tenant_id)
     if body.stream:
-        return StreamResponse(run, CompletionStream(head, body, pipeline))
-    return BodyResponse(run, CompletionAnswer(head, body, pipeline, runs))
+        return StreamResponse(run, CompletionStream(head, body, pipeline), apart)
+    return BodyResponse(run, CompletionAnswer(head, body, pipeline, runs), apart)
 
 
 def _check(body: CompletionBody) -> None:
@@ -149,6 +155,7 @@ async def _prompt_runs(
     num_choices = body.n or 1
     for prompt in prompts:
         allowed_tokens(card, caller.terms, len(prompt.ids), asked, "prompt")
+    _check_shown(body, sum(len(prompt.ids) for prompt in prompts))
     bad_words = await bad_words_ids(pipeline, body.bad_words)
     params = sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words)
     runs = []
@@ -163,6 +170,25 @@ async def _prompt_runs(
     return runs
 
 
+def _check_shown(body: CompletionBody, num_prompt_tokens: int) -> None:
+    num_entries = _num_shown(body, num_prompt_tokens)
+    if num_entries > MAX_PROMPT_ENTRIES:
+        raise InvalidRequest(
+            f"{num_prompt_tokens} prompt tokens, shown for each of {body.n or 1} choices with the "
+            f"log-probabilities asked for, make {num_entries} entries; one answer may hold "
+            f"{MAX_PROMPT_ENTRIES}. Send fewer prompts at once, a smaller n, or ask for fewer logprobs.",
+            "n" if (body.n or 1) > 1 else "prompt",
+        )
+
+
+def _num_shown(body: CompletionBody, num_prompt_tokens: int) -> int:
+    """How many entries of prompts an answer holds, as `MAX_PROMPT_ENTRIES` counts them."""
+    asked = body.logprobs if body.echo else body.prompt_logprobs
+    if not (body.echo or body.return_token_ids or asked is not None):
+        return 0
+    return num_prompt_tokens * (body.n or 1) * (1 + (asked or 0))
+
+
 def _decoder(pipeline: TextPipeline, params: SamplingParams, body: CompletionBody) -> ChoiceDecoder:
     # Evaluation harnesses score the echoed prompt by cutting the last entry off as the one generated token's,
     # so that token has an entry even when it is a hidden EOS.
@@ -170,17 +196,14 @@ def _decoder(pipeline: TextPipeline, params: SamplingParams, body: CompletionBod
 
 
 class _Logprobs:
-    """One choice's logprob lists, with the place of each token in the text."""
+    """Logprob lists of tokens that follow one another, with the place of each in the text."""
 
-    def __init__(self, pipeline: TextPipeline, texts: TokenTexts) -> None:
+    def __init__(self, pipeline: TextPipeline, texts: TokenTexts, position: int = 0) -> None:
         self._pipeline = pipeline
-        self._answer_texts = texts
-        # An echoed prompt shows its special tokens, whatever the answer does.
-        self._decoder = Detokenizer(pipeline.token_texts(skip_special_tokens=False))
-        self._is_in_prompt = True
-        self._position = 0
+        self._decoder = Detokenizer(texts)
+        self._position = position
 
-    def echo(self, prompt: PromptRun, num_prefix_tokens: int) -> dict[str, Any]:
+    def prompt(self, prompt: PromptRun, num_prefix_tokens: int) -> dict[str, Any]:
         """Entries of the prompt; the first has no logprob, since nothing comes before it.
 
         The first `num_prefix_tokens` stand in front of the client's own text and take no place in it.
@@ -191,12 +214,9 @@ class _Logprobs:
             zip(prompt.request.prompt_token_ids, entries, strict=True)
         ):
             self._append(lists, token_id, entry, takes_place=number >= num_prefix_tokens)
-        self._position += len(self._decoder.flush())
         return lists
 
     def answer(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        if self._is_in_prompt:
-            self._is_in_prompt, self._decoder = False, Detokenizer(self._answer_texts)
         lists = _empty_lists()
         for entry in entries:
             self._append(lists, entry.token_id, entry, takes_place=True)
@@ -234,41 +254,42 @@ def _empty_lists() -> dict[str, Any]:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
-class _Echoes:
-    """What both kinds of answer need to show prompts again."""
+class _Echo:
+    """A prompt that is shown again: made once, however many choices begin with it."""
 
-    def __init__(self, body: CompletionBody, pipeline: TextPipeline) -> None:
-        self.body = body
-        self.pipeline = pipeline
-        self.logprobs: dict[int, _Logprobs] = {}
+    def __init__(self, body: CompletionBody, pipeline: TextPipeline, prompt: PromptRun) -> None:
+        self.text = ""
+        # Where the answer begins in the text that tokens have places in.
+        self.num_characters = 0
+        self._pipeline = pipeline
+        self._prompt = prompt
+        self._has_lists = bool(body.echo) and body.logprobs is not None
+        # An echoed prompt shows its special tokens, whatever the answer does.
+        self._texts = pipeline.token_texts(skip_special_tokens=False)
+        ids = prompt.request.prompt_token_ids
+        if body.echo:
+            self.text = prompt.text if prompt.text is not None else self._texts.decode(ids)
+        if self._has_lists:
+            self._num_prefix_tokens = self._count_prefix_tokens()
+            self.num_characters = len(self._texts.decode(ids[self._num_prefix_tokens :]))
 
-    def begin(self, prompt: PromptRun) -> tuple[str, dict[int, dict[str, Any]]]:
-        """The prompt's text, and the logprob lists of its tokens by choice; both empty without echo."""
-        text, lists = "", {}
-        shows_logprobs = self.body.logprobs is not None
-        if self.body.echo:
-            text = self._text(prompt)
-        for choice in prompt.choices:
-            if shows_logprobs:
-                texts = self.pipeline.token_texts(
-                    skip_special_tokens=self.body.skip_special_tokens is not False
-                )
-                logprobs = self.logprobs[choice.index] = _Logprobs(self.pipeline, texts)
-                if self.body.echo:
-                    lists[choice.index] = logprobs.echo(prompt, self._num_prefix_tokens(prompt))
-        return text, lists
+    def lists(self) -> dict[str, Any] | None:
+        """The logprob lists of its tokens, where they are asked for."""
+        if not self._has_lists:
+            return None
+        return _Logprobs(self._pipeline, self._texts).prompt(self._prompt, self._num_prefix_tokens)
 
-    def _text(self, prompt: PromptRun) -> str:
-        if prompt.text is not None:
-            return prompt.text
-        return self.pipeline.decode(prompt.request.prompt_token_ids, skip_special_tokens=False)
-
-    def _num_prefix_tokens(self, prompt: PromptRun) -> int:
-        prefix = self.pipeline.prefix_ids
+    def _count_prefix_tokens(self) -> int:
+        prompt, prefix = self._prompt, self._pipeline.prefix_ids
         ids = list(prompt.request.prompt_token_ids[: len(prefix)])
-        written = self.pipeline.decode(prefix, skip_special_tokens=False)
+        written = self._texts.decode(prefix)
         stands_in_text = prompt.text is None or (bool(written) and prompt.text.startswith(written))
         return 0 if stands_in_text or ids != list(prefix) else len(prefix)
+
+
+def _answer_logprobs(body: CompletionBody, pipeline: TextPipeline, echo: _Echo) -> _Logprobs:
+    texts = pipeline.token_texts(skip_special_tokens=body.skip_special_tokens is not False)
+    return _Logprobs(pipeline, texts, echo.num_characters)
 
 
 class CompletionStream:
@@ -276,26 +297,41 @@ class CompletionStream:
 
     def __init__(self, head: Head, body: CompletionBody, pipeline: TextPipeline) -> None:
         self.out: list[bytes] = []
+        self.late: list[Callable[[], bytes]] = []
+        self._body = body
+        self._pipeline = pipeline
         self._start = head.event_start() + b',"choices":['
         self._usage_start = head.event_start()
-        self._echoes = _Echoes(body, pipeline)
         self._includes_usage = body.include_usage
         self._shows_ids = bool(body.return_token_ids)
         self._is_plain = body.logprobs is None and not self._shows_ids
         self._event_end = event_end(self._includes_usage)
         self._after = b',"logprobs":null,"finish_reason":null}' + self._event_end
         self._before: dict[int, bytes] = {}
+        self._logprobs: dict[int, _Logprobs] = {}
         self._left_over: dict[int, TextPiece] = {}
 
     def begin(self, prompt: PromptRun) -> None:
-        text, lists = self._echoes.begin(prompt)
+        echo = _Echo(self._body, self._pipeline, prompt)
         for choice in prompt.choices:
             self._before[choice.index] = self._start + b'{"index":%d,"text":' % choice.index
-            if text or self._shows_ids:
-                extra = b',"logprobs":' + encode(lists.get(choice.index))
-                if self._shows_ids:
-                    extra += b',"prompt_token_ids":' + encode(list(prompt.request.prompt_token_ids))
-                self._event(choice, text, extra + b',"finish_reason":null}')
+            if self._body.logprobs is not None:
+                self._logprobs[choice.index] = _answer_logprobs(self._body, self._pipeline, echo)
+        if not (echo.text or self._shows_ids):
+            return
+        make = partial(self._first_events, prompt, echo)
+        if _num_shown(self._body, len(prompt.request.prompt_token_ids)) > LARGE_ANSWER_ENTRIES:
+            self.late.append(make)
+        else:
+            self.out.append(make())
+
+    def _first_events(self, prompt: PromptRun, echo: _Echo) -> bytes:
+        """What each choice's answer stands behind: the same for all but the choice's number."""
+        shown = encode(echo.text) + b',"logprobs":' + encode(echo.lists())
+        if self._shows_ids:
+            shown += b',"prompt_token_ids":' + encode(list(prompt.request.prompt_token_ids))
+        shown += b',"finish_reason":null}' + self._event_end
+        return b"".join(self._before[choice.index] + shown for choice in prompt.choices)
 
     def piece(self, choice: Choice, piece: TextPiece) -> None:
         if not piece.text:
@@ -318,7 +354,7 @@ class CompletionStream:
         self.out += (self._before[choice.index], encode(text), rest, self._event_end)
 
     def _details(self, choice: Choice, piece: TextPiece) -> bytes:
-        logprobs = self._echoes.logprobs.get(choice.index)
+        logprobs = self._logprobs.get(choice.index)
         shown = encode(logprobs.answer(piece.logprobs)) if logprobs and piece.logprobs else b"null"
         return details_part(shown, piece, shows_ids=self._shows_ids)
 
@@ -330,17 +366,15 @@ class CompletionAnswer:
         self, head: Head, body: CompletionBody, pipeline: TextPipeline, prompts: Sequence[PromptRun]
     ) -> None:
         self._head = head
+        self._body = body
+        self._pipeline = pipeline
         self._prompts = prompts
-        self._echoes = _Echoes(body, pipeline)
         self._pieces: dict[int, list[TextPiece]] = {
             choice.index: [] for prompt in prompts for choice in prompt.choices
         }
-        self._echoed: dict[int, tuple[str, dict[str, Any] | None]] = {}
 
     def begin(self, prompt: PromptRun) -> None:
-        text, lists = self._echoes.begin(prompt)
-        for choice in prompt.choices:
-            self._echoed[choice.index] = (text, lists.get(choice.index))
+        pass
 
     def piece(self, choice: Choice, piece: TextPiece) -> None:
         self._pieces[choice.index].append(piece)
@@ -348,32 +382,50 @@ class CompletionAnswer:
     def end(self, choice: Choice) -> None:
         pass
 
+    @property
+    def is_large(self) -> bool:
+        num_tokens = sum(choice.decoder.num_tokens for prompt in self._prompts for choice in prompt.choices)
+        num_entries = num_tokens * (1 + (self._body.logprobs or 0))
+        num_prompt_tokens = sum(len(prompt.request.prompt_token_ids) for prompt in self._prompts)
+        num_entries += _num_shown(self._body, num_prompt_tokens)
+        return num_entries > LARGE_ANSWER_ENTRIES
+
     def body(self, usage: TokenUsage) -> dict[str, Any]:
         body = self._head.fields()
-        body["choices"] = [
-            self._choice(prompt, choice) for prompt in self._prompts for choice in prompt.choices
-        ]
+        body["choices"] = [choice for prompt in self._prompts for choice in self._choices(prompt)]
         body["usage"] = usage_fields(usage)
         return body
 
-    def _choice(self, prompt: PromptRun, choice: Choice) -> dict[str, Any]:
+    def _choices(self, prompt: PromptRun) -> list[dict[str, Any]]:
+        echo = _Echo(self._body, self._pipeline, prompt)
+        lists = {name: encode(values)[1:-1] for name, values in (echo.lists() or _empty_lists()).items()}
+        of_prompt: dict[str, msgspec.Raw] = {}
+        if self._body.return_token_ids:
+            of_prompt["prompt_token_ids"] = msgspec.Raw(encode(list(prompt.request.prompt_token_ids)))
+        if self._body.prompt_logprobs is not None:
+            fields = prompt_logprob_fields(self._pipeline, prompt.prompt_logprobs)
+            of_prompt["prompt_logprobs"] = msgspec.Raw(encode(fields))
+        return [{**self._choice(choice, echo, lists), **of_prompt} for choice in prompt.choices]
+
+    def _choice(self, choice: Choice, echo: _Echo, lists: dict[str, bytes]) -> dict[str, Any]:
         pieces = self._pieces[choice.index]
-        text, lists = self._echoed[choice.index]
-        logprobs = self._echoes.logprobs.get(choice.index)
-        if logprobs is not None:
-            answer = logprobs.answer([entry for piece in pieces for entry in piece.logprobs])
-            lists = {name: (lists or _empty_lists())[name] + answer[name] for name in answer}
-        request = self._echoes.body
+        logprobs = None
+        if self._body.logprobs is not None:
+            entries = [entry for piece in pieces for entry in piece.logprobs]
+            answer = _answer_logprobs(self._body, self._pipeline, echo).answer(entries)
+            logprobs = {name: _joined(lists[name], encode(values)[1:-1]) for name, values in answer.items()}
         shown: dict[str, Any] = {
             "index": choice.index,
-            "text": text + "".join(piece.text for piece in pieces),
-            "logprobs": lists,
+            "text": echo.text + "".join(piece.text for piece in pieces),
+            "logprobs": logprobs,
             "finish_reason": finish_name(choice.decoder.finish_reason),
             "stop_reason": choice.decoder.stop_reason,
         }
-        if request.return_token_ids:
+        if self._body.return_token_ids:
             shown["token_ids"] = [token_id for piece in pieces for token_id in piece.token_ids]
-            shown["prompt_token_ids"] = list(prompt.request.prompt_token_ids)
-        if request.prompt_logprobs is not None:
-            shown["prompt_logprobs"] = prompt_logprob_fields(self._echoes.pipeline, prompt.prompt_logprobs)
         return shown
+
+
+def _joined(first: bytes, second: bytes) -> msgspec.Raw:
+    """One JSON list of the insides of two."""
+    return msgspec.Raw(b"[" + first + (b"," if first and second else b"") + second + b"]")

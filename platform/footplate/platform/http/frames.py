@@ -14,6 +14,8 @@ from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import FinishReason, ModelCard, TokenLogprob, TokenUsage
 
+# Of token ids and candidates in one answer: from here on, some ten milliseconds of work.
+LARGE_ANSWER_ENTRIES = 5_000
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON can't write
 encode = msgspec.json.Encoder().encode
 

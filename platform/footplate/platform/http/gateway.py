@@ -17,6 +17,7 @@ from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
 from footplate.platform.http.edge import note_model
+from footplate.platform.large_work import TenantThreads
 from footplate.platform.metering import RequestFacts
 from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import PipelineProvider, find_model
@@ -33,6 +34,9 @@ class Gateway:
     metrics: GatewayMetrics
     admission: Admission
     clock: Callable[[], float] = field(default=time.perf_counter)
+    # Two, so that what the one refuses for is not what answers of models wait for.
+    tokens: TenantThreads = field(default_factory=partial(TenantThreads, "tokens", max_waiting=8))
+    answers: TenantThreads = field(default_factory=partial(TenantThreads, "answers"))
 
     async def caller(self, request: Request) -> Principal:
         """Who asks for an answer of a model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -27,10 +27,18 @@ _STREAM_HEADERS = [
 ]
 
 
+# How large work is done beside the event loop.
+Apart = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+
+
 class StreamSink(Sink, Protocol):
-    """A sink that turns pieces into server-sent events, appended to `out` as parts of bytes."""
+    """A sink that turns pieces into server-sent events, appended to `out` as parts of bytes.
+
+    What makes large events is appended to `late` instead; they go out before what is in `out` by then.
+    """
 
     out: list[bytes]
+    late: list[Callable[[], bytes]]
 
     def last(self, usage: TokenUsage) -> None:
         """Append what comes after all choices have ended."""
@@ -39,6 +47,11 @@ class StreamSink(Sink, Protocol):
 
 class BodySink(Sink, Protocol):
     """A sink that gathers pieces for one JSON body."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its body is to be made beside the event loop."""
+        ...
 
     def body(self, usage: TokenUsage) -> dict[str, Any]: ...
 
@@ -65,13 +78,19 @@ class _RunResponse(Response, ABC):
 class BodyResponse(_RunResponse):
     """The whole answer at once."""
 
-    def __init__(self, run: AdmittedRun, sink: BodySink) -> None:
+    def __init__(self, run: AdmittedRun, sink: BodySink, apart: Apart) -> None:
         super().__init__(run)
         self._sink = sink
+        self._apart = apart
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         await self._run.drain(self._sink)
-        body = msgspec.json.encode(self._sink.body(self._run.usage()))
+        usage = self._run.usage()
+
+        def work() -> bytes:
+            return msgspec.json.encode(self._sink.body(usage))
+
+        body = await self._apart(work) if self._sink.is_large else work()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -84,17 +103,22 @@ class BodyResponse(_RunResponse):
 class StreamResponse(_RunResponse):
     """Server-sent events; all that is pending goes out in one send."""
 
-    def __init__(self, run: AdmittedRun, sink: StreamSink) -> None:
+    def __init__(self, run: AdmittedRun, sink: StreamSink, apart: Apart) -> None:
         super().__init__(run)
         self._sink = sink
+        self._apart = apart
 
     async def _answer(self, scope: Scope, send: Send) -> None:
-        out = self._sink.out
+        out, late = self._sink.out, self._sink.late
 
         async def flush() -> None:
-            if out:
+            if out or late:
                 body = b"".join(out)
                 out.clear()
+                if late:
+                    makers = late.copy()
+                    late.clear()
+                    body = await self._apart(lambda: b"".join(make() for make in makers)) + body
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
         headers = [*_STREAM_HEADERS, *limit_headers(self._run.states)]
