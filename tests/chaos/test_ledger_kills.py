@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -138,10 +139,17 @@ class Load:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServeProcess]:
-    data_dir, port = tmp_path / "data", find_free_port()
+def folder() -> Iterator[Path]:
+    """Not pytest's: each session closes that to others, and PostgreSQL runs as another user than root."""
+    with tempfile.TemporaryDirectory(prefix="ledger-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[ServeProcess]:
+    data_dir, port = folder / "data", find_free_port()
     data_dir.mkdir()
-    config = tmp_path / "footplate.yaml"
+    config = folder / "footplate.yaml"
     config.write_text(f"limits: {{lease_s: {LEASE_S}}}\n")
     command = [sys.executable, "-m", "tests.chaos.ledger_stack", str(data_dir), str(port), str(config)]
     root = Path(__file__).parents[2]

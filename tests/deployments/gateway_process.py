@@ -24,6 +24,7 @@ from footplate.deployments.limits import GatewayLimits
 from footplate.deployments.metering_service import MeteringService
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
+from footplate.platform.budgets import LedgerAway
 from footplate.platform.models import PipelineProvider
 from footplate.platform.settings import BillingSettings, LimitSettings
 from footplate.platform.use import LimiterUse
@@ -101,11 +102,14 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
     if "books_url" in options:
         usage = MeteringService(options["books_url"], Path(options["journal_dir"]), BillingSettings())
         usage.start()
+        with contextlib.suppress(LedgerAway):
+            await usage.budgets.refresh()
     limits = GatewayLimits(
         options["redis_url"],
         settings,
         num_gateways=options.get("num_gateways", 1),
         metering=None if usage is None else usage.metering,
+        budgets=None if usage is None else usage.budgets,
     )
     limits.start()
     keys = key_service(options, limits, quota)

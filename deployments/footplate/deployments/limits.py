@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from footplate.platform.admission import Admission
+from footplate.platform.budgets import Budgets
 from footplate.platform.http.health import Readiness
 from footplate.platform.metering import LostRequestMeter, Metering
 from footplate.platform.metrics import LimitMetrics
@@ -36,24 +37,26 @@ class GatewayLimits:
         *,
         num_gateways: int = 1,
         metering: Metering | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         lease_s = settings.lease_s
         self._client = connect(redis_url, timeout_s=STORE_TIMEOUT_S)
         tenants = ValkeyActiveTenants(self._client, lease_s=lease_s)
         config = ValkeyLimiterConfig(lease_s=lease_s, timeout_s=STORE_TIMEOUT_S)
         shared = ValkeyLimiter(self._client, config, tenants=tenants)
-        # Every kind that is counted so far is a rate: a budget is counted from a ledger.
+        # Every kind of limit is a rate: budgets are closed while the store is away.
         mode = DegradedMode(settings.degraded_mode.rate)
         degraded = DegradedConfig(dict.fromkeys(LimitKind, mode), local_share=1 / num_gateways)
         self.limiter = DegradingLimiter(shared, LocalLimiter(lease_s=lease_s), Breaker(), degraded)
-        settlement = Settlement(self.limiter, lease_s, None if metering is None else metering.sink)
+        sink = None if metering is None else metering.sink
+        settlement = Settlement(self.limiter, lease_s, sink, budgets)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("limits_degraded", "1 while the shared limits can't be asked", lambda: self.limiter.is_degraded),
             ("limits_mode_changes", "Times the shared limits were lost or found", self._num_changes),
             ("reservations_open", "Requests that hold a reservation", lambda: settlement.num_open),
             ("reservations_unsent", "Ends of reservations not told yet", lambda: self.limiter.num_unsent),
         )
-        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges), metering)
+        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges), metering, budgets)
         port = None if metering is None else LostRequestMeter(metering)
         self._reaper = Reaper(shared, tenants, period_s=max(1.0, lease_s / 3), lost=shared, port=port)
         self._tasks: list[asyncio.Task[None]] = []

@@ -10,7 +10,9 @@ from pathlib import Path
 from footplate.billing.adapters.postgres.books import Books, connect
 from footplate.billing.adapters.postgres.event_store import PostgresEventStore
 from footplate.billing.adapters.postgres.ledger_reader import PostgresLedgerReader
+from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
 from footplate.billing.event_writer import EventWriter
+from footplate.platform.budgets import Budgets
 from footplate.platform.http.health import Readiness
 from footplate.platform.metering import Metering
 from footplate.platform.settings import BillingSettings
@@ -24,7 +26,10 @@ class MeteringService:
         self._engine = connect(database_url)
         self.books = Books(self._engine, settings.currency, settings.timezone)
         self.events = PostgresEventStore(self.books)
-        self.ledger = PostgresLedgerReader(self.books)
+        prices = PostgresPriceStore(self.books, self.events.rate_quarantined)
+        self.budgets = Budgets(
+            PostgresLedgerReader(self.books), prices, self.books.calendar.month, settings.currency
+        )
         self.metrics = UsageMetrics()
         # Of this process alone: a journal that is held can't be taken by another one.
         name = f"gateway-{os.getpid()}-{time.time_ns():x}"
@@ -39,9 +44,11 @@ class MeteringService:
     def start(self) -> None:
         """Begin to commit; what earlier processes left on this machine is replayed."""
         self.writer.start()
+        self.budgets.start()
 
     async def close(self) -> None:
         """Make all events durable, then let go of the database."""
+        await self.budgets.close()
         await self.writer.close()
         self._engine.dispose()
 

@@ -40,6 +40,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         settings.limits,
         num_gateways=settings.server.gateway_replicas,
         metering=usage.metering,
+        budgets=usage.budgets,
     )
     keys = KeyService(
         spec.database_url,

@@ -8,14 +8,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+from footplate.billing.errors import PriceMissing
 from footplate.engine.types import ModelCard, TokenUsage
+from footplate.platform.budgets import Budgets, HolderBudget, LedgerAway, budgets_of, exceeded_soft, shown
 from footplate.platform.errors import LimitRefused, ModelNotFound
 from footplate.platform.metering import Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.models import NO_SUCH_MODEL
 from footplate.platform.ports import Principal
 from footplate.platform.settlement import Hold, Running, Settlement
-from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
+from footplate.tenancy.errors import SpendUnknown
+from footplate.tenancy.limiter.decisions import (
+    Amounts,
+    BudgetState,
+    Decision,
+    LimitState,
+    Refusal,
+    RefusalKind,
+    Spending,
+)
 from footplate.tenancy.limiter.limits import TOKEN_KINDS, Limit, LimitKind, Scope, limits_for
 from footplate.tenancy.limiter.local import LocalLimiter
 from footplate.tenancy.limiter.reservations import Limiter
@@ -39,6 +50,7 @@ class Terms:
     # The smallest whole token limit: a request that needs more can never run.
     max_reserved_tokens: int | None = None
     is_out_of_budget: bool = False
+    budgets: tuple[HolderBudget, ...] = ()
     priority: int = 0  # as the engine has it: lower runs first
     weight: float = 1.0
     cached_token_weight: float = 1.0
@@ -78,8 +90,9 @@ def terms_of(principal: Principal, card: ModelCard) -> Terms:
         limits,
         max_context_tokens=_least(quota.max_context_tokens for quota in enforced),
         max_reserved_tokens=_least(limit.max_amount for limit in token_limits),
-        # Without prices nobody can say what is spent, but of nothing everything is.
+        # Of nothing everything is spent, whatever the prices are.
         is_out_of_budget=any(quota.monthly_budget_pico == 0 for quota in enforced),
+        budgets=budgets_of(tenant, principal.key_quota, principal.key_id),
         # What a tenant leaves unset is the default, and that too is narrowed only.
         priority=max(_given(0, tenant.priority), _given(-MAX_PRIORITY, key.priority)),
         weight=min(_given(1.0, tenant.weight), _given(MAX_WEIGHT, key.weight)),
@@ -123,6 +136,21 @@ class Admitted:
 
     states: tuple[LimitState, ...] = ()
     hold: Hold | None = None
+    # A soft budget is passed: somebody should know, and nothing is refused.
+    is_over_soft_budget: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What a request uses at most: its prompts, and every answer as long as it may be."""
+
+    num_prompt: int
+    num_output: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Both together."""
+        return self.num_prompt + self.num_output
 
 
 class Admission:
@@ -137,8 +165,10 @@ class Admission:
         settlement: Settlement,
         metrics: LimitMetrics,
         metering: Metering | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         self.limiter = limiter
+        self.budgets = budgets
         self.metering = metering
         self.settlement = settlement
         self.metrics = metrics
@@ -190,39 +220,103 @@ class Admission:
             "insufficient_quota",
         )
 
-    async def reserve(self, terms: Terms, request_id: str, num_tokens: int, running: Running) -> Admitted:
-        """Hold `num_tokens` and one request. `running` is asked how far it is, until the hold ends.
+    async def reserve(self, terms: Terms, model: str, needed: Needed, running: Running) -> Admitted:
+        """Hold what is needed, and one request. `running` is asked how far it is, until the hold ends.
 
         Without limits there is nothing to wait for: the lease is made while the work begins.
 
         Raises:
-            LimitRefused: a limit does not admit it; nothing is held.
+            LimitRefused: a limit or a budget does not admit it; nothing is held.
         """
         if terms.is_out_of_budget:
             self._refuse_for_budget()
-        note = running.note()
-        hold = Hold(terms.tenant_id, request_id, terms.limits, num_tokens, running, note)
-        if not terms.limits:
+        money = self._spending(terms, model, needed)
+        hold = Hold(
+            terms.tenant_id,
+            running.request_id,
+            terms.limits,
+            needed.num_tokens,
+            running,
+            running.note(),
+            money,
+        )
+        note = hold.note
+        if not terms.limits and money is None:
             if not note:
                 return Admitted()
             self.settlement.open_beside(hold)
             return Admitted((), hold)
-        decision = await self._decide(terms, request_id, num_tokens, note)
+        decision = await self._decide(terms, hold)
         self._count(decision)
         if decision.refusal is not None:
-            raise refused(decision.refusal, decision.states, num_tokens)
+            if decision.refusal.budget is not None:
+                raise self._over_budget(decision.refusal.budget)
+            raise refused(decision.refusal, decision.states, needed.num_tokens)
         self.settlement.open(hold)
-        return Admitted(decision.states, hold)
+        over_soft = exceeded_soft(terms.budgets, decision.budgets) if decision.budgets else ()
+        for _ in over_soft:
+            self.metrics.soft_budget_exceeded()
+        return Admitted(decision.states, hold, bool(over_soft))
 
-    async def _decide(self, terms: Terms, request_id: str, num_tokens: int, note: bytes) -> Decision:
+    def _spending(self, terms: Terms, model: str, needed: Needed) -> Spending | None:
+        if self.budgets is None or self.metering is None or not terms.budgets:
+            return None
+        try:
+            return self.budgets.spending(
+                terms.budgets, model, needed.num_prompt, needed.num_output, self.metering.now()
+            )
+        except PriceMissing:
+            self.metrics.refused("budget")
+            message = "There is a budget, and this model has no price to hold it to. Ask an administrator."
+            raise LimitRefused(message, "insufficient_quota") from None
+        except LedgerAway:
+            raise self._unknown_spend() from None
+
+    def _unknown_spend(self) -> LimitRefused:
+        self.metrics.refused("budget_unknown")
+        message = "What is spent of a budget can't be read at the moment; try again."
+        return LimitRefused(message, "server_is_overloaded", 1)
+
+    def _over_budget(self, state: BudgetState) -> LimitRefused:
+        assert self.budgets is not None and state.budget.max_amount is not None
+        whose = "tenant" if state.budget.name.startswith("tenant") else "key"
+        most, spent, held = (shown(amount) for amount in (state.budget.max_amount, state.spent, state.held))
+        return LimitRefused(
+            f"This {whose}'s budget for the month is {most} {self.budgets.currency}; {spent} are spent, and "
+            f"what runs may cost {held} with this request at its longest. Lower max_tokens, or ask an "
+            "administrator to raise the budget.",
+            "insufficient_quota",
+        )
+
+    async def _decide(self, terms: Terms, hold: Hold) -> Decision:
+        """As the limiter says, once it knows what is spent."""
+        try:
+            return await self._ask(hold)
+        except SpendUnknown:
+            assert self.budgets is not None and self.metering is not None
+        try:
+            seeds = await self.budgets.seeds(terms.tenant_id, terms.budgets, self.metering.now())
+            await self.limiter.seed(terms.tenant_id, seeds)
+            return await self._ask(hold)
+        except (LedgerAway, SpendUnknown):
+            raise self._unknown_spend() from None
+
+    async def _ask(self, hold: Hold) -> Decision:
         """In a task of its own: what is taken for a client that leaves meanwhile must be given back."""
         asking = asyncio.ensure_future(
-            self.limiter.reserve(terms.tenant_id, request_id, terms.limits, Amounts(num_tokens), note)
+            self.limiter.reserve(
+                hold.tenant_id,
+                hold.request_id,
+                hold.limits,
+                Amounts(hold.num_tokens),
+                hold.note,
+                hold.money,
+            )
         )
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self.settlement.release_when_decided(asking, terms.tenant_id, request_id)
+            self.settlement.release_when_decided(asking, hold.tenant_id, hold.request_id)
             raise
 
     def _count(self, decision: Decision) -> None:

@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from footplate.billing.usage import EventSkeleton, EventState
 from footplate.engine.types import EngineRequest, TokenUsage
-from footplate.platform.admission import Admission, Admitted, Terms
+from footplate.platform.admission import Admission, Admitted, Needed, Terms
 from footplate.platform.errors import AnswerNotRead
 from footplate.platform.generation import PromptRun, Run, Sink
 from footplate.platform.metering import RequestFacts
 from footplate.tenancy.limiter.decisions import LimitState
 
 
-def tokens_needed(requests: Sequence[EngineRequest]) -> int:
+def needed_for(requests: Sequence[EngineRequest]) -> Needed:
     """What requests use at most: every prompt, and for each choice all that it may answer."""
-    return sum(
-        len(request.prompt_token_ids) + request.params.n * (request.params.max_tokens or 0)
-        for request in requests
+    return Needed(
+        sum(len(request.prompt_token_ids) for request in requests),
+        sum(request.params.n * (request.params.max_tokens or 0) for request in requests),
     )
 
 
@@ -49,6 +49,16 @@ class AdmittedRun:
         """The limits as they stood when the request was admitted."""
         return self._admitted.states
 
+    @property
+    def is_over_soft_budget(self) -> bool:
+        """Whether a soft budget is passed: the answer says so."""
+        return self._admitted.is_over_soft_budget
+
+    @property
+    def request_id(self) -> str:
+        """As `settlement.Running.request_id`."""
+        return self._facts.request_id
+
     def usage(self) -> TokenUsage:
         """As `Run.usage`."""
         return self._run.usage()
@@ -61,16 +71,13 @@ class AdmittedRun:
             MeteringUnavailable: what it would use can't be recorded.
             EngineError: as `Run.open`.
         """
-        requests = [prompt.request for prompt in self._run.prompts]
+        needed = needed_for([prompt.request for prompt in self._run.prompts])
         metering = self._admission.metering
         try:
             if metering is not None:
                 metering.check_room()
-                num_prompt = sum(len(request.prompt_token_ids) for request in requests)
-                self._skeleton = metering.begin(self._facts, num_prompt)
-            self._admitted = await self._admission.reserve(
-                self._terms, self._facts.request_id, tokens_needed(requests), self
-            )
+                self._skeleton = metering.begin(self._facts, needed.num_prompt)
+            self._admitted = await self._admission.reserve(self._terms, self._facts.card.name, needed, self)
             await self._run.open()
             hold = self._admitted.hold
             if hold is not None and hold.leasing is not None:

@@ -140,6 +140,11 @@ class LimitMetrics:
         self._gauges = gauges
         self._refused: Counter[str] = Counter()
         self._shadow: Counter[str] = Counter()
+        self._num_over_soft = 0
+
+    def soft_budget_exceeded(self) -> None:
+        """A request ran although a soft budget is passed."""
+        self._num_over_soft += 1
 
     def refused(self, reason: str) -> None:
         """A request was refused by a limit."""
@@ -165,6 +170,8 @@ class LimitMetrics:
             for value, count in counts.items():
                 counter.add_metric([value], count)
             yield counter
+        text = "Requests beyond a soft budget"
+        yield CounterMetricFamily("footplate_soft_budget_exceeded", text, value=self._num_over_soft)
         for name, text, read in self._gauges:
             yield GaugeMetricFamily(f"footplate_{name}", text, value=read())
 

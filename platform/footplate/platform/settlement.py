@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from footplate.billing.usage import UsageEvent
+from footplate.platform.budgets import Budgets
 from footplate.platform.metering import EventSink
 from footplate.tenancy.errors import TenancyError
-from footplate.tenancy.limiter.decisions import Amounts, Decision
+from footplate.tenancy.limiter.decisions import Amounts, Decision, Spending, Spent
 from footplate.tenancy.limiter.limits import Limit
 from footplate.tenancy.limiter.reservations import Beat, Limiter, Outcome, ReservationState
 from footplate.tenancy.quotas import LimitMode
@@ -27,6 +28,11 @@ MAX_BEAT_S = 0.5
 
 class Running(Protocol):
     """A request, as far as others must know of it."""
+
+    @property
+    def request_id(self) -> str:
+        """Its own, never used twice."""
+        ...
 
     def used_so_far(self) -> int:
         """What it counts for in limits of tokens."""
@@ -51,6 +57,7 @@ class Hold:
     num_tokens: int
     running: Running
     note: bytes = b""
+    money: Spending | None = None
     # The lease of a request without limits, which nothing waits for until its first token.
     leasing: asyncio.Task[Decision] | None = None
     is_open: bool = True
@@ -70,10 +77,12 @@ class Settlement:
         limiter: Limiter,
         lease_s: float = 30.0,
         sink: EventSink | None = None,
+        budgets: Budgets | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limiter = limiter
         self._sink = sink
+        self._budgets = budgets
         self._clock = clock
         self._renew_s = lease_s / BEATS_PER_LEASE
         self._beat_s = min(self._renew_s, MAX_BEAT_S)
@@ -105,13 +114,20 @@ class Settlement:
     def settle(self, hold: Hold, num_tokens: int, event: UsageEvent | None = None) -> None:
         """End a hold with what was used. The first end of a hold is the only one."""
         if self._take_out(hold):
-            end = self._limiter.settle(hold.tenant_id, hold.request_id, num_tokens)
+
+            def end() -> Coroutine[Any, Any, Outcome]:
+                spent = self._spent(hold, event)
+                return self._limiter.settle(hold.tenant_id, hold.request_id, num_tokens, spent)
+
             self.spawn(self._end(hold, self._taken(event), end))
 
     def release(self, hold: Hold, event: UsageEvent | None = None) -> None:
         """End a hold as if it had never been: the work did not begin, or gave nothing."""
         if self._take_out(hold):
-            end = self._limiter.release(hold.tenant_id, hold.request_id)
+
+            def end() -> Coroutine[Any, Any, Outcome]:
+                return self._limiter.release(hold.tenant_id, hold.request_id)
+
             self.spawn(self._end(hold, self._taken(event), end))
 
     def release_when_decided(self, asking: asyncio.Future[Decision], tenant_id: str, request_id: str) -> None:
@@ -161,21 +177,26 @@ class Settlement:
     def _taken(self, event: UsageEvent | None) -> asyncio.Future[Any] | None:
         return None if event is None or self._sink is None else self._sink.take(event)
 
+    def _spent(self, hold: Hold, event: UsageEvent | None) -> Spent | None:
+        if hold.money is None or event is None or self._budgets is None:
+            return None
+        return Spent(self._budgets.cost(event), self._budgets.now_ms())
+
     async def _end(
-        self, hold: Hold, durable: asyncio.Future[Any] | None, end: Coroutine[Any, Any, Outcome]
+        self,
+        hold: Hold,
+        durable: asyncio.Future[Any] | None,
+        end: Callable[[], Coroutine[Any, Any, Outcome]],
     ) -> None:
         try:
             if durable is not None:
                 await durable
             if hold.leasing is not None:
                 await hold.leasing
-        except BaseException:
-            end.close()
-            raise
         finally:
             # Until here its lease is kept up: nobody else is to write what is on its way.
             self._open.discard(hold)
-        await end
+        await end()
 
     def _take_out(self, hold: Hold) -> bool:
         is_first, hold.is_open = hold.is_open, False
@@ -209,7 +230,8 @@ class Settlement:
         """The store has lost its data: count what runs anew, whatever the limits say of it now."""
         limits = [replace(limit, mode=LimitMode.SHADOW) for limit in hold.limits]
         amounts = Amounts(hold.num_tokens)
-        await self._limiter.reserve(hold.tenant_id, hold.request_id, limits, amounts, hold.note)
+        money = None if hold.money is None else hold.money.only_counted()
+        await self._limiter.reserve(hold.tenant_id, hold.request_id, limits, amounts, hold.note, money)
         hold.told = (0, b"")
         if not hold.is_open:
             # It ended meanwhile, and its end may have come before this.

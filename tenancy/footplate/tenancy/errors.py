@@ -12,6 +12,7 @@
     │   └── LimiterCallFailed  it can, but one tenant's values there are damaged
     ├── MasterKeyError      the master key file is missing, unreadable or no key of ours
     ├── NotFound            no such tenant or key, or none that the caller may know of
+    ├── SpendUnknown        nobody has said yet what is spent of a budget
     └── StoreUnavailable    the store of tenants and keys can't be asked now
 
 Messages never hold a secret.
@@ -74,6 +75,10 @@ class NameTaken(Conflict):
 
 class NotFound(TenancyError):
     """There is no tenant or key of that name or id, or none that the caller may know of."""
+
+
+class SpendUnknown(TenancyError):
+    """The store has forgotten what is spent of a budget, or never knew: the ledger must be asked first."""
 
 
 class StoreUnavailable(TenancyError):

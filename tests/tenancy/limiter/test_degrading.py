@@ -13,7 +13,7 @@ import pytest
 from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
 from footplate.tenancy.errors import LimiterCallFailed
 from footplate.tenancy.limiter.breaker import Breaker
-from footplate.tenancy.limiter.decisions import Amounts, RefusalKind
+from footplate.tenancy.limiter.decisions import Amounts, RefusalKind, Spent
 from footplate.tenancy.limiter.degrading import DegradedConfig, DegradedMode, DegradingLimiter
 from footplate.tenancy.limiter.limits import Limit, LimitKind, Scope
 from footplate.tenancy.limiter.local import LocalLimiter
@@ -239,10 +239,12 @@ def test_an_end_that_fails_by_itself_leaves_the_others_their_turn() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.limiter, name)
 
-        async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+        async def settle(
+            self, tenant_id: str, request_id: str, num_tokens: int | None, spent: Spent | None = None
+        ) -> Outcome:
             if request_id == "a":
                 raise LimiterCallFailed("damaged")
-            return await self.limiter.settle(tenant_id, request_id, num_tokens)
+            return await self.limiter.settle(tenant_id, request_id, num_tokens, spent)
 
     async def story(world: World) -> None:
         world.limiter._shared = OneIsDamaged(world.shared)

@@ -94,7 +94,7 @@ class BodyResponse(_RunResponse):
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            *limit_headers(self._run.states),
+            *_told(self._run),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -121,7 +121,7 @@ class StreamResponse(_RunResponse):
                     body = await self._apart(lambda: b"".join(make() for make in makers)) + body
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
-        headers = [*_STREAM_HEADERS, *limit_headers(self._run.states)]
+        headers = [*_STREAM_HEADERS, *_told(self._run)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await self._run.drain(self._sink, flush)
@@ -133,6 +133,11 @@ class StreamResponse(_RunResponse):
             out.append(b"data: " + api_error(error).encode() + b"\n\n")
         out.append(DONE)
         await send({"type": "http.response.body", "body": b"".join(out)})
+
+
+def _told(run: AdmittedRun) -> list[tuple[bytes, bytes]]:
+    headers = limit_headers(run.states)
+    return [*headers, (b"x-footplate-budget", b"soft_exceeded")] if run.is_over_soft_budget else headers
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from footplate.tenancy.errors import AmountUnknown
@@ -36,12 +36,64 @@ class Amounts:
         return self.num_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be spent in a month; the name says whose and of which month. Amounts in 10⁻⁹ of the unit.
+
+    `max_amount` None: it refuses nothing, and only says what is spent.
+    """
+
+    name: str
+    max_amount: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a request may cost at most, and the budgets that it is paid from."""
+
+    cost: int
+    budgets: tuple[Budget, ...]
+    # False: it is held whatever is spent, and nobody need know how much that is.
+    is_asked: bool = True
+
+    def only_counted(self) -> Spending:
+        """The same for a request that runs already."""
+        return replace(self, is_asked=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a request has cost, and when (in ms since 1970) that was written in the ledger."""
+
+    cost: int
+    written_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSeed:
+    """What the ledger says of a budget, and when that was read."""
+
+    name: str
+    amount: int
+    read_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """What the ledger says of a budget, and what running requests may still cost, that one included."""
+
+    budget: Budget
+    spent: int
+    held: int
+
+
 class RefusalKind(StrEnum):
     """Why a request is refused, and so whether trying again makes sense."""
 
     OVER_WINDOW = "over_window"  # passes after `retry_after_s`
     TOO_LARGE = "too_large"  # larger than a whole limit: never passes
     CONCURRENCY = "concurrency"  # passes when another request ends
+    BUDGET = "budget"  # passes when less is held, or with the next month
     REPEATED = "repeated"  # the id belongs to a reservation that is over: never passes
     UNAVAILABLE = "unavailable"  # the store is away and the limit's mode is `closed`
 
@@ -52,6 +104,8 @@ class Refusal:
 
     kind: RefusalKind
     limit: Limit | None = None
+    # The state of the budget that refuses; `limit` is None then.
+    budget: BudgetState | None = None
     retry_after_s: int | None = None
 
 
@@ -90,6 +144,7 @@ class Decision:
     request_id: str
     states: tuple[LimitState, ...] = ()
     refusal: Refusal | None = None
+    budgets: tuple[BudgetState, ...] = ()
     # The reservation was there: an answer was lost and the question came again. Nothing more was taken.
     is_repeated: bool = False
 
@@ -104,13 +159,39 @@ def is_too_large(limit: Limit, amount: int) -> bool:
     return amount > limit.max_amount or limit.max_amount == 0
 
 
-def judge(request_id: str, limits: Sequence[Limit], readings: Sequence[Reading]) -> Decision:
-    """The decision that follows from what the store read, one reading for each limit in the same order."""
+def judge(
+    request_id: str,
+    limits: Sequence[Limit],
+    readings: Sequence[Reading],
+    money: Spending | None = None,
+    amounts: Sequence[float] = (),
+) -> Decision:
+    """The decision that follows from what the store read, one reading for each limit in the same order.
+
+    `amounts`: spent and held of each budget, before this request.
+    """
     states = tuple(
         LimitState(limit, reading.used, reading.reset_ms, reading.wait_ms != 0)
         for limit, reading in zip(limits, readings, strict=True)
     )
-    return Decision(request_id, states, _refusal(limits, readings))
+    # Of a reservation that was there nobody asks what is spent.
+    budgets = () if money is None or not (amounts and money.is_asked) else _budgets(money, amounts)
+    refusal = _over_budget(budgets) or _refusal(limits, readings)
+    return Decision(request_id, states, refusal, budgets)
+
+
+def _budgets(money: Spending, amounts: Sequence[float]) -> tuple[BudgetState, ...]:
+    pairs = zip(money.budgets, amounts[::2], amounts[1::2], strict=True)
+    return tuple(BudgetState(budget, int(spent), int(held) + money.cost) for budget, spent, held in pairs)
+
+
+def _over_budget(states: Sequence[BudgetState]) -> Refusal | None:
+    """The first budget that a request would pass, with all that may still be spent by those that run."""
+    for state in states:
+        most = state.budget.max_amount
+        if most is not None and state.spent + state.held > most:
+            return Refusal(RefusalKind.BUDGET, budget=state)
+    return None
 
 
 def _refusal(limits: Sequence[Limit], readings: Sequence[Reading]) -> Refusal | None:
@@ -128,11 +209,11 @@ def _refusal(limits: Sequence[Limit], readings: Sequence[Reading]) -> Refusal | 
     windows = [(limit, wait_ms) for limit, wait_ms in waits if limit.kind in WINDOWS]
     if windows:
         limit, wait_ms = max(windows, key=lambda pair: pair[1])
-        return Refusal(RefusalKind.OVER_WINDOW, limit, whole_seconds(wait_ms))
+        return Refusal(RefusalKind.OVER_WINDOW, limit, retry_after_s=whole_seconds(wait_ms))
     limit, _ = waits[0]
     assert limit.kind is LimitKind.MAX_CONCURRENT_REQUESTS
     # Nobody knows when another request ends.
-    return Refusal(RefusalKind.CONCURRENCY, limit, 1)
+    return Refusal(RefusalKind.CONCURRENCY, limit, retry_after_s=1)
 
 
 def whole_seconds(wait_ms: int) -> int:

@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 from footplate.tenancy.errors import LimiterCallFailed, LimiterUnavailable
 from footplate.tenancy.limiter.breaker import Breaker
-from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState, Refusal, RefusalKind
+from footplate.tenancy.limiter.decisions import (
+    Amounts,
+    BudgetSeed,
+    Decision,
+    LimitState,
+    Refusal,
+    RefusalKind,
+    Spending,
+    Spent,
+)
 from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind, Scope
 from footplate.tenancy.limiter.local import LocalLimiter
 from footplate.tenancy.limiter.reservations import Beat, Limiter, Outcome, ReservationState
@@ -109,17 +118,26 @@ class DegradingLimiter:
         return len(self._unsent)
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
+        self,
+        tenant_id: str,
+        request_id: str,
+        limits: Sequence[Limit],
+        amounts: Amounts,
+        note: bytes = b"",
+        money: Spending | None = None,
     ) -> Decision:
         """As `Limiter.reserve`; while the store is away, as each limit's mode says."""
-        if not (limits or note) or self._local.knows(tenant_id, request_id):
+        if not (limits or note or money) or self._local.knows(tenant_id, request_id):
             return await self._local.reserve(tenant_id, request_id, limits, amounts)
         decision = await self._ask(
-            lambda: self._shared.reserve(tenant_id, request_id, limits, amounts, note),
+            lambda: self._shared.reserve(tenant_id, request_id, limits, amounts, note, money),
             # It may have taken all the same, or will when it goes on: nobody else would end that.
             undo=((tenant_id, request_id), lambda: self._shared.release(tenant_id, request_id)),
         )
         if decision is None:
+            if money is not None and any(budget.max_amount is not None for budget in money.budgets):
+                # What others spend meanwhile can't be known: budgets are closed.
+                return Decision(request_id, refusal=Refusal(RefusalKind.UNAVAILABLE, retry_after_s=1))
             decision = await self._reserve_degraded(tenant_id, request_id, limits, amounts)
             if note and decision.is_admitted:
                 self._notes[tenant_id, request_id] = note
@@ -127,13 +145,19 @@ class DegradingLimiter:
         self._note(decision.states)
         return decision
 
-    async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+    async def seed(self, tenant_id: str, seeds: Sequence[BudgetSeed]) -> None:
+        """As `Limiter.seed`; while the store is away nobody asks for it."""
+        await self._ask(lambda: self._shared.seed(tenant_id, seeds))
+
+    async def settle(
+        self, tenant_id: str, request_id: str, num_tokens: int | None, spent: Spent | None = None
+    ) -> Outcome:
         """As `Limiter.settle`; while the store is away, kept and sent later, and UNHEARD until then."""
         if self._local.knows(tenant_id, request_id):
             await self._end_note(tenant_id, request_id)
             return await self._local.settle(tenant_id, request_id, num_tokens)
         return await self._end(
-            (tenant_id, request_id), lambda: self._shared.settle(tenant_id, request_id, num_tokens)
+            (tenant_id, request_id), lambda: self._shared.settle(tenant_id, request_id, num_tokens, spent)
         )
 
     async def release(self, tenant_id: str, request_id: str) -> Outcome:
@@ -258,7 +282,7 @@ class DegradingLimiter:
         modes = [(limit, self._config.mode_of(limit)) for limit in limits]
         for limit, mode in modes:
             if mode is DegradedMode.CLOSED and limit.is_enforced:
-                return Decision(request_id, refusal=Refusal(RefusalKind.UNAVAILABLE, limit, 1))
+                return Decision(request_id, refusal=Refusal(RefusalKind.UNAVAILABLE, limit, retry_after_s=1))
         shares = [self._share_of(limit) for limit, mode in modes if mode is DegradedMode.LOCAL]
         self._tell_local(shares)
         decision = await self._local.reserve(tenant_id, request_id, shares, amounts)
@@ -270,7 +294,7 @@ class DegradingLimiter:
         )
         if whole.max_amount and amounts.of(whole) <= whole.max_amount:
             # Too large for this process's share, not for the limit: it passes when the store is back.
-            refusal = Refusal(RefusalKind.UNAVAILABLE, whole, 1)
+            refusal = Refusal(RefusalKind.UNAVAILABLE, whole, retry_after_s=1)
         return replace(decision, refusal=refusal)
 
     def _note(self, states: Sequence[LimitState]) -> None:

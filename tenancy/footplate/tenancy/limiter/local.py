@@ -11,11 +11,14 @@ from footplate.tenancy.limiter.counters import BucketWindow, RunningRequests
 from footplate.tenancy.limiter.decisions import (
     NEVER_MS,
     Amounts,
+    BudgetSeed,
     Decision,
     LimitState,
     Reading,
     Refusal,
     RefusalKind,
+    Spending,
+    Spent,
     is_too_large,
     judge,
 )
@@ -40,7 +43,8 @@ class _Reservation:
 class LocalLimiter:
     """A `Limiter` over dictionaries, for one event loop. It never waits and never raises LimiterUnavailable.
 
-    Notes are not kept: they are for others to find, and what is here dies with this process.
+    Notes are not kept: they are for others to find, and what is here dies with this process. Money is not
+    held either: what others spend can't be known here, so whoever holds others to a budget refuses before.
     At most `max_remembered` reservations are known; the oldest is forgotten first, what it took stays used.
     Counters stay, one for each limit that was ever met.
     """
@@ -74,7 +78,13 @@ class LocalLimiter:
         self._window(limit).learn(used, until_ms)
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
+        self,
+        tenant_id: str,
+        request_id: str,
+        limits: Sequence[Limit],
+        amounts: Amounts,
+        note: bytes = b"",
+        money: Spending | None = None,
     ) -> Decision:
         """As `Limiter.reserve`."""
         now_ms = self._clock_ms()
@@ -102,7 +112,12 @@ class LocalLimiter:
         ]
         return judge(request_id, limits, after)
 
-    async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+    async def seed(self, tenant_id: str, seeds: Sequence[BudgetSeed]) -> None:
+        """As `Limiter.seed`; there is nothing to remember."""
+
+    async def settle(
+        self, tenant_id: str, request_id: str, num_tokens: int | None, spent: Spent | None = None
+    ) -> Outcome:
         """As `Limiter.settle`."""
         now_ms = self._clock_ms()
         held, outcome = self._find(tenant_id, request_id, now_ms)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from footplate.tenancy.limiter.decisions import Amounts, Decision, LimitState
+from footplate.tenancy.limiter.decisions import Amounts, BudgetSeed, Decision, LimitState, Spending, Spent
 from footplate.tenancy.limiter.limits import Limit
 
 
@@ -55,21 +55,38 @@ class Limiter(Protocol):
     """Reserves before the work, settles once after it. All limits of a request are of one tenant."""
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
+        self,
+        tenant_id: str,
+        request_id: str,
+        limits: Sequence[Limit],
+        amounts: Amounts,
+        note: bytes = b"",
+        money: Spending | None = None,
     ) -> Decision:
         """Take from every limit, or from none. The reservation is held until its lease ends.
 
         `note` is kept beside it for whoever finds that lease over; see `LostRequests`. With a note there is a
-        lease even where there are no limits.
+        lease even where there are no limits. `money` is held beside what is spent, or refused.
 
         Raises:
             AmountUnknown: a limit counts tokens and `amounts` does not say how many.
+            SpendUnknown: what is spent of a budget must be told first; see `seed`. Nothing was taken.
             LimiterUnavailable: the store can't be asked; whether it has taken is not known. To ask again with
                 the same id is safe.
         """
         ...
 
-    async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+    async def seed(self, tenant_id: str, seeds: Sequence[BudgetSeed]) -> None:
+        """Say what the ledger says of budgets. It holds for a minute, with what is settled meanwhile.
+
+        Raises:
+            LimiterUnavailable: as above.
+        """
+        ...
+
+    async def settle(
+        self, tenant_id: str, request_id: str, num_tokens: int | None, spent: Spent | None = None
+    ) -> Outcome:
         """End it with what was used, exactly; None when nobody knows, and all that was reserved stays used.
 
         What was reserved and not used goes back to the bucket that it came from; what was used beyond is

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
 
 from footplate.billing.adapters.postgres.books import Books, reading
-from footplate.billing.adapters.postgres.tables import entries, month_spend
+from footplate.billing.adapters.postgres.tables import dimensions, entries, month_spend, rollups_day
 from footplate.billing.ledger import Account
 from footplate.billing.usage import TenantId
 
@@ -25,6 +25,21 @@ class PostgresLedgerReader:
             kept.tenant_id == tenant_id,
             kept.month == self._books.calendar.month(at),
             kept.currency == self._books.currency,
+        )
+        with reading(self._books.engine) as connection:
+            return int(connection.execute(query).scalar() or 0)
+
+    def month_spend_of_key(self, tenant_id: TenantId, key_id: str, at: datetime) -> int:
+        """The part of `month_spend` that one key has used: a sum of its rows of a month by day."""
+        begin = self._books.calendar.month(at)
+        end = (begin.replace(day=28) + timedelta(days=4)).replace(day=1)
+        kept, of = rollups_day.c, dimensions.c
+        gross = kept.gross_input + kept.gross_cached_input + kept.gross_output
+        discount = kept.discount_input + kept.discount_cached_input + kept.discount_output
+        query = (
+            select(func.sum(gross - discount))
+            .join(dimensions, of.id == kept.dimension_id)
+            .where(of.tenant_id == tenant_id, of.key_id == key_id, kept.bucket >= begin, kept.bucket < end)
         )
         with reading(self._books.engine) as connection:
             return int(connection.execute(query).scalar() or 0)

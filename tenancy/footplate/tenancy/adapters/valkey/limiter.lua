@@ -5,9 +5,13 @@
 -- KEYS  1: the tenant's leases; its other keys are made from it, share its hash tag, and so lie in its slot
 -- ARGV  1: msgpack of {command, request id, lease ms, how long an ended reservation is remembered in ms,
 --          tokens or -1 for unknown, ms to add to the server's time (tests only), what to note of the
---          request or '', and then, of a reservation, four for each limit: scope, unit, max, 1 if enforced;
+--          request or '', money, and then, of a reservation, four for each limit: scope, unit, max, 1 if
+--          enforced;
 --          of heart-beats, three for each request: id, tokens so far, how far it has come or ''; of
---          `forget`, ids}
+--          `forget`, ids; of `seed`, three for each budget: name, spent, when that was read.
+--          Money is empty, or of a reservation what it may cost, and three for each budget: name, max,
+--          and what it does: 1 it refuses, 2 it only says what is spent, 0 it only counts; of `settle` what
+--          it has cost, and when that was written in the ledger}
 --
 -- A scope's windows are one packed string, four numbers for each of the units REQUESTS, MINUTE and DAY:
 -- total, newest bucket, amount of that bucket, and the bucket that none is older than. Only when a bucket
@@ -15,7 +19,7 @@
 -- all zeros.
 -- Running requests are a sorted set of ids by the end of their lease: it heals by itself.
 -- A reservation is packed: end of lease, tokens reserved, used so far, lifetime, 1 if there is a note of it,
--- and five for each scope: name, the bucket of each window it was taken from or 0, and 1 if it counts as running. An ended one is
+-- the money that it holds and the names of the budgets, and five for each scope: name, the bucket of each window it was taken from or 0, and 1 if it counts as running. An ended one is
 -- its state's name.
 -- What somebody noted of a reservation stands beside it, a hash of `note` and `progress`, until it ends. When
 -- its lease ends instead, both go to the tenant's lost ones, a hash by id, until they are forgotten.
@@ -23,11 +27,14 @@
 local MAX_SWEPT, CHUNK, NEVER, RELEASED = 64, 32, -1, -1
 local REQUESTS, MINUTE, DAY, RUNNING = 1, 2, 3, 4
 local TOTAL, NEWEST, AMOUNT, OLDEST = 1, 2, 3, 4
-local COMMAND, ID, LEASE_MS, REMEMBERED_MS, TOKENS, OFFSET_MS, NOTE, LIMITS = 1, 2, 3, 4, 5, 6, 7, 8
+local COMMAND, ID, LEASE_MS, REMEMBERED_MS, TOKENS, OFFSET_MS, NOTE, MONEY, LIMITS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local COUNTS, REFUSES = 0, 1
+-- What is spent is the ledger's to say: what we know of it is asked for anew after so long.
+local SPENT_MS = 60000
 -- Longer than any outage of all gateways: what is noted must be found by whoever comes back.
 local NOTED_MS, MAX_LOST = 7 * 86400 * 1000, 64
 local ENDS = {settled = true, released = true, expired = true}
-local LEASE_END, RESERVED, PROGRESS, LIFETIME, NOTED, SCOPES = 1, 2, 3, 4, 5, 6
+local LEASE_END, RESERVED, PROGRESS, LIFETIME, NOTED, HELD, SCOPES = 1, 2, 3, 4, 5, 6, 7
 
 -- Of the call that runs; `main` sets them anew.
 local ask, leases, base, now, scopes, num_swept
@@ -273,7 +280,54 @@ local function correct(scope, unit, bucket, reserved, used)
   end
 end
 
+local function spent_key(name)
+  return base .. 'spent:' .. name
+end
+
+local function held_key(name)
+  return base .. 'held:' .. name
+end
+
+local function number_at(key)
+  return tonumber(redis.call('GET', key) or 0) or 0
+end
+
+local function spent_of(name)
+  local raw = redis.call('GET', spent_key(name))
+  local is_right, spent = pcall(cmsgpack.unpack, raw or '')
+  if raw and is_right and type(spent) == 'table' and type(spent[1]) == 'number' then
+    return spent
+  end
+end
+
+local function hold_money(names, cost, lifetime)
+  for at = 2, #names do
+    local key = held_key(names[at])
+    local held = number_at(key) + cost
+    if held > 0 then
+      redis.call('SET', key, string.format('%.0f', held), 'KEEPTTL')
+      keep(key, lifetime)
+    else
+      redis.call('DEL', key)
+    end
+  end
+end
+
+-- What was written in the ledger after its sum was read is not in that sum yet.
+local function spend(names, cost, written_at)
+  for at = 2, #names do
+    local spent = spent_of(names[at])
+    if spent and written_at >= spent[2] then
+      spent[1] = spent[1] + cost
+      redis.call('SET', spent_key(names[at]), cmsgpack.pack(spent), 'KEEPTTL')
+    end
+  end
+end
+
 local function finish(id, record, state, used)
+  if #record[HELD] > 0 then
+    hold_money(record[HELD], -record[HELD][1], record[LIFETIME])
+  end
   for at = SCOPES, #record, 5 do
     local scope = scope_of(record[at])
     local buckets = {record[at + REQUESTS], record[at + MINUTE], record[at + DAY]}
@@ -422,7 +476,7 @@ end
 
 local function take_all(limits)
   local lease_end, lifetime = now + ask[LEASE_MS], ask[REMEMBERED_MS]
-  local record, places = {lease_end, ask[TOKENS], 0, 0, 0}, {}
+  local record, places = {lease_end, ask[TOKENS], 0, 0, 0, {}}, {}
   for _, limit in ipairs(limits) do
     local scope, unit = limit.scope, limit.unit
     local place = places[scope.name]
@@ -445,6 +499,14 @@ local function take_all(limits)
     limit.used = limit.used + limit.amount
   end
   record[LIFETIME] = lifetime + ask[LEASE_MS]
+  local money = ask[MONEY]
+  if #money > 0 then
+    record[HELD][1] = money[1]
+    for at = 2, #money, 3 do
+      table.insert(record[HELD], money[at])
+    end
+    hold_money(record[HELD], money[1], record[LIFETIME])
+  end
   if ask[NOTE] ~= '' then
     record[NOTED] = 1
     redis.call('HSET', note_key(ask[ID]), 'note', ask[NOTE])
@@ -453,15 +515,46 @@ local function take_all(limits)
   save(ask[ID], record)
 end
 
--- What the caller is told: now, how it ended, and used, reset and wait of each limit.
+-- Spent and held of each budget, and whether it admits the cost; nil where nobody has said what is spent.
+local function read_budgets(money)
+  local reply, is_admitted = {}, true
+  for at = 2, #money, 3 do
+    local name, max, effect = money[at], money[at + 1], money[at + 2]
+    local spent, held = spent_of(name), number_at(held_key(name))
+    if not spent and effect ~= COUNTS then
+      return nil
+    end
+    local known = spent and spent[1] or 0
+    if effect == REFUSES and known + held + money[1] > max then
+      is_admitted = false
+    end
+    table.insert(reply, known)
+    table.insert(reply, held)
+  end
+  return reply, is_admitted
+end
+
+local function seed()
+  for at = LIMITS, #ask, 3 do
+    redis.call('SET', spent_key(ask[at]), cmsgpack.pack({ask[at + 1], ask[at + 2]}), 'PX', SPENT_MS, 'NX')
+  end
+  return {now}
+end
+
+-- What the caller is told: now, how it ended, used, reset and wait of each limit, and of each budget what is
+-- spent and held.
 local function reserve(is_asked_only)
   local verdict, record = 'peeked', nil
   if not is_asked_only then
     record, verdict = held_record(ask[ID])
   end
+  local budgets, is_affordable = read_budgets(ask[MONEY])
+  if not budgets and verdict == 'unknown' then
+    return {now, 'unseeded'}
+  end
   local limits = read_limits(is_asked_only)
   if verdict == 'unknown' then
-    verdict = 'admitted'
+    verdict = is_affordable and 'admitted' or 'refused'
     for _, limit in ipairs(limits) do
       if limit.is_enforced and limit.wait ~= 0 then
         verdict = 'refused'
@@ -476,6 +569,9 @@ local function reserve(is_asked_only)
     local at = #reply
     reply[at + 1], reply[at + 2], reply[at + 3] = limit.used, limit.reset or reset_of(limit), limit.wait
   end
+  for _, amount in ipairs(budgets or {}) do
+    reply[#reply + 1] = amount
+  end
   return reply
 end
 
@@ -483,6 +579,9 @@ local function finish_asked(state, used)
   local record, found = held_record(ask[ID])
   if not record then
     return {now, 0, found}
+  end
+  if state == 'settled' and #ask[MONEY] > 0 then
+    spend(record[HELD], ask[MONEY][1], ask[MONEY][2])
   end
   -- Nobody knows what was used: all of it, so that nothing goes back.
   finish(ask[ID], record, state, used or math.max(0, record[RESERVED]))
@@ -548,6 +647,7 @@ local commands = {
   heartbeat = heartbeats,
   lost = read_lost,
   forget = forget_lost,
+  seed = seed,
   sweep = function() return {now, num_swept, 'swept'} end,
 }
 
@@ -573,6 +673,10 @@ local function drop_damaged()
   for _, id in ipairs(asked_ids()) do
     drop_unless(reservation_key(id), 'string')
     drop_unless(note_key(id), 'hash')
+  end
+  for at = 2, ask[COMMAND] == 'reserve' and #ask[MONEY] or 0, 3 do
+    drop_unless(spent_key(ask[MONEY][at]), 'string')
+    drop_unless(held_key(ask[MONEY][at]), 'string')
   end
   for _, scope in pairs(scopes) do
     drop_unless(scope.key, 'string')

@@ -17,13 +17,17 @@ from redis.backoff import NoBackoff
 
 from footplate.tenancy.adapters.valkey.active_tenants import ValkeyActiveTenants
 from footplate.tenancy.adapters.valkey.calls import FunctionCalls, answer_in_time
+from footplate.tenancy.errors import SpendUnknown
 from footplate.tenancy.limiter.decisions import (
     Amounts,
+    BudgetSeed,
     Decision,
     LimitState,
     Reading,
     Refusal,
     RefusalKind,
+    Spending,
+    Spent,
     judge,
 )
 from footplate.tenancy.limiter.limits import WINDOWS, Limit, LimitKind
@@ -37,6 +41,8 @@ _UNITS = {
     LimitKind.MAX_CONCURRENT_REQUESTS: 4,
 }
 _UNKNOWN_TOKENS = -1
+# What a budget does: it counts, it refuses, or it says what is spent.
+_COUNTS, _REFUSES, _SAYS = 0, 1, 2
 # In one call: the server does nothing else meanwhile.
 MAX_BEATS = 256
 
@@ -107,7 +113,13 @@ class ValkeyLimiter:
         self.last_answer_ms = 0
 
     async def reserve(
-        self, tenant_id: str, request_id: str, limits: Sequence[Limit], amounts: Amounts, note: bytes = b""
+        self,
+        tenant_id: str,
+        request_id: str,
+        limits: Sequence[Limit],
+        amounts: Amounts,
+        note: bytes = b"",
+        money: Spending | None = None,
     ) -> Decision:
         """As `Limiter.reserve`."""
         for limit in limits:
@@ -116,20 +128,34 @@ class ValkeyLimiter:
         if self._tenants is not None:
             # Before it is taken: a gateway that dies right after it must not leave what nobody looks for.
             await self._tenants.note(tenant_id)
-        reply = await self._call("reserve", tenant_id, request_id, tokens, _asked(tenant_id, limits), note)
+        asked = _asked(tenant_id, limits)
+        reply = await self._call("reserve", tenant_id, request_id, tokens, asked, note, _money(money))
         verdict = reply[1]
-        decision = judge(request_id, limits, _readings(reply))
+        if verdict == "unseeded":
+            raise SpendUnknown("what is spent of a budget must be read from the ledger first")
+        readings = _readings(reply, len(limits))
+        decision = judge(request_id, limits, readings, money, reply[2 + 3 * len(limits) :])
         if verdict in ("admitted", "refused"):
             assert decision.is_admitted == (verdict == "admitted"), "function and policy disagree"
             return decision
         held = verdict == ReservationState.HELD
         refusal = None if held else Refusal(RefusalKind.REPEATED)
-        return Decision(request_id, decision.states, refusal, is_repeated=True)
+        return Decision(request_id, decision.states, refusal, decision.budgets, is_repeated=True)
 
-    async def settle(self, tenant_id: str, request_id: str, num_tokens: int | None) -> Outcome:
+    async def seed(self, tenant_id: str, seeds: Sequence[BudgetSeed]) -> None:
+        """As `Limiter.seed`."""
+        asked: list[str | int] = []
+        for seed in seeds:
+            asked += (seed.name, seed.amount, seed.read_at_ms)
+        await self._call("seed", tenant_id, "", asked=asked)
+
+    async def settle(
+        self, tenant_id: str, request_id: str, num_tokens: int | None, spent: Spent | None = None
+    ) -> Outcome:
         """As `Limiter.settle`."""
         tokens = _UNKNOWN_TOKENS if num_tokens is None else num_tokens
-        return _outcome(await self._call("settle", tenant_id, request_id, tokens))
+        money = () if spent is None else (spent.cost, spent.written_at_ms)
+        return _outcome(await self._call("settle", tenant_id, request_id, tokens, money=money))
 
     async def release(self, tenant_id: str, request_id: str) -> Outcome:
         """As `Limiter.release`."""
@@ -153,7 +179,7 @@ class ValkeyLimiter:
     async def peek(self, tenant_id: str, limits: Sequence[Limit]) -> tuple[LimitState, ...]:
         """As `Limiter.peek`."""
         reply = await self._call("peek", tenant_id, "", asked=_asked(tenant_id, limits))
-        return judge("", limits, _readings(reply)).states
+        return judge("", limits, _readings(reply, len(limits))).states
 
     async def sweep(self, tenant_id: str) -> int:
         """As `Limiter.sweep`."""
@@ -180,6 +206,7 @@ class ValkeyLimiter:
         tokens: int = 0,
         asked: Sequence[str | int] = (),
         note: bytes = b"",
+        money: Sequence[str | int] = (),
     ) -> list[Any]:
         config = self._config
         # The tag in braces puts all keys of a tenant into one slot; quoted, so that an id can't end it early.
@@ -187,7 +214,7 @@ class ValkeyLimiter:
         offset_ms = 0 if self._clock_offset_ms is None else self._clock_offset_ms()
         head = (command, request_id, self._lease_ms, self._remembered_ms, tokens, offset_ms)
         # As text: the function's reader of MessagePack knows no bytes.
-        argument = msgspec.msgpack.encode([*head, b64encode(note).decode(), *asked])
+        argument = msgspec.msgpack.encode([*head, b64encode(note).decode(), money, *asked])
         # The same id takes nothing twice, so the question may be put again.
         answer = await answer_in_time(lambda: self._calls.call(key, argument), config.timeout_s)
         reply: list[Any] = msgspec.msgpack.decode(answer)
@@ -195,8 +222,23 @@ class ValkeyLimiter:
         return reply
 
 
-def _readings(reply: list[Any]) -> list[Reading]:
-    return [Reading(*reply[at : at + 3]) for at in range(2, len(reply), 3)]
+def _readings(reply: list[Any], num_limits: int) -> list[Reading]:
+    return [Reading(*reply[at : at + 3]) for at in range(2, 2 + 3 * num_limits, 3)]
+
+
+def _money(money: Spending | None) -> list[str | int]:
+    """As the function reads it."""
+    if money is None:
+        return []
+    asked: list[str | int] = [money.cost]
+    for budget in money.budgets:
+        if not money.is_asked:
+            asked += (budget.name, 0, _COUNTS)
+        elif budget.max_amount is None:
+            asked += (budget.name, 0, _SAYS)
+        else:
+            asked += (budget.name, budget.max_amount, _REFUSES)
+    return asked
 
 
 def _asked(tenant_id: str, limits: Sequence[Limit]) -> list[str | int]:
