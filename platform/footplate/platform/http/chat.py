@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -72,9 +72,7 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt), apart)
 
 
-async def encode_messages(
-    pipeline: TextPipeline, card: ModelCard, messages: list[ChatMessage], add_generation_prompt: bool = True
-) -> list[int]:
+async def encode_messages(pipeline: TextPipeline, card: ModelCard, messages: list[ChatMessage]) -> list[int]:
     """A conversation's ids; a large one is worked on in a thread.
 
     Raises:
@@ -84,15 +82,29 @@ async def encode_messages(
     plain = plain_messages(messages)
 
     def work() -> list[int]:
-        rendered = pipeline.apply_chat_template(plain, add_generation_prompt)
-        refuse_absurd(pipeline, card, rendered, "messages")
-        return pipeline.encode_rendered_chat(rendered)
+        return pipeline.encode_rendered_chat(render(pipeline, card, plain))
 
-    is_large = sum(len(message["content"]) for message in plain) > LARGE_TEXT_CHARACTERS or len(plain) > 50
-    ids = await asyncio.to_thread(work) if is_large else work()
+    ids = await asyncio.to_thread(work) if is_large_chat(plain) else work()
     if not ids:
         raise InvalidRequest("The messages make an empty prompt; it needs at least one token.", "messages")
     return ids
+
+
+def is_large_chat(plain: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation is too large to be worked on while others wait."""
+    return sum(len(message["content"]) for message in plain) > LARGE_TEXT_CHARACTERS or len(plain) > 50
+
+
+def render(
+    pipeline: TextPipeline,
+    card: ModelCard,
+    plain: list[dict[str, Any]],
+    add_generation_prompt: bool = True,
+) -> str:
+    """A conversation as its template writes it. Raises as `encode_messages`."""
+    rendered = pipeline.apply_chat_template(plain, add_generation_prompt)
+    refuse_absurd(pipeline, card, rendered, "messages")
+    return rendered
 
 
 def refuse_absurd(pipeline: TextPipeline, card: ModelCard, text: str, param: str) -> None:
