@@ -21,8 +21,11 @@ from footplate.platform.cli.audit import audit
 from footplate.platform.cli.chat import chat
 from footplate.platform.cli.errors import CommandError
 from footplate.platform.cli.keys import key_commands
+from footplate.platform.cli.periods import period_commands, reconcile
+from footplate.platform.cli.prices import price_commands
 from footplate.platform.cli.quotas import quota_commands
 from footplate.platform.cli.tenants import tenant_commands
+from footplate.platform.cli.usage import usage_commands
 from footplate.platform.errors import SettingsError
 from footplate.tenancy.errors import TenancyError
 
@@ -41,6 +44,10 @@ application.command()(audit)
 application.add_typer(tenant_commands, name="tenants")
 application.add_typer(key_commands, name="keys")
 application.add_typer(quota_commands, name="quotas")
+application.add_typer(price_commands, name="prices")
+application.add_typer(usage_commands, name="usage")
+application.add_typer(period_commands, name="periods")
+application.command()(reconcile)
 application.add_typer(bench_commands, name="bench")
 application.add_typer(config_commands, name="config")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,7 +31,8 @@ def open_client(key_file: str) -> httpx.Client:
         return httpx.Client(
             base_url=environment.url,
             headers={"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(30, read=300),
+            # Closing a month reads all of its events.
+            timeout=httpx.Timeout(30, read=900),
         )
     except httpx.InvalidURL:
         raise CommandError("FOOTPLATE_URL is not a URL; set it to http://HOST:PORT") from None
@@ -72,6 +74,17 @@ class AdminClient:
         """One request's answer."""
         given = {name: value for name, value in query.items() if value is not None}
         return send(self._http, method, ADMIN + path, json=body, params=given).json()
+
+    def download(self, path: str, block_size: int = 1 << 16) -> Iterator[bytes]:
+        """The body of an answer that is a file, as it comes."""
+        try:
+            with self._http.stream("GET", ADMIN + path) as response:
+                if response.is_error:
+                    response.read()
+                    raise refused(response)
+                yield from response.iter_bytes(block_size)
+        except httpx.HTTPError as error:
+            raise unreachable(error) from None
 
     def rows(self, path: str, *, limit: int | None = None, **query: str | int | None) -> list[dict[str, Any]]:
         """A list's rows, page by page; all of them where there is no limit."""
