@@ -5,8 +5,9 @@ Without a GPU, Triton kernels run in Triton's interpreter; it must be told befor
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,3 +31,29 @@ def postgres() -> Iterator[PostgresServer]:
 
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def new_books(postgres: PostgresServer) -> Callable[[], str]:
+    """Makes a database with empty books; answers with its URL. Copying one is faster than migrating."""
+    from sqlalchemy import text
+
+    from footplate.billing.adapters.postgres import schema
+    from tests.postgres_server import connected
+
+    template = postgres.new_database()
+    with connected(template) as engine:
+        schema.upgrade(engine)
+    numbers = itertools.count()
+
+    def make() -> str:
+        name = f"books_{next(numbers)}"
+        source = template.rsplit("@/", 1)[1].split("?")[0]
+        with (
+            connected(postgres.url) as engine,
+            engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        ):
+            connection.execute(text(f"create database {name} template {source}"))
+        return postgres.url.replace("@/postgres?", f"@/{name}?")
+
+    return make

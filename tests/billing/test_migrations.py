@@ -34,7 +34,7 @@ def test_many_who_start_at_once_migrate_once_and_all_can_be_undone(postgres: Pos
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: schema.upgrade(engine), range(4)))
         with engine.begin() as connection:
-            assert schema.version(connection) == "0002"
+            assert schema.version(connection) == "0003"
             configuration = Config()
             configuration.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
             configuration.attributes["connection"] = connection

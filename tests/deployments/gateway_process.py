@@ -110,6 +110,7 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
         num_gateways=options.get("num_gateways", 1),
         metering=None if usage is None else usage.metering,
         budgets=None if usage is None else usage.budgets,
+        claims=None if usage is None else usage.claims,
     )
     limits.start()
     keys = key_service(options, limits, quota)

@@ -9,6 +9,7 @@ from typing import Any
 from footplate.platform.admission import Admission
 from footplate.platform.budgets import Budgets
 from footplate.platform.http.health import Readiness
+from footplate.platform.idempotency import RequestClaims
 from footplate.platform.metering import LostRequestMeter, Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.settings import LimitSettings
@@ -38,6 +39,7 @@ class GatewayLimits:
         num_gateways: int = 1,
         metering: Metering | None = None,
         budgets: Budgets | None = None,
+        claims: RequestClaims | None = None,
     ) -> None:
         lease_s = settings.lease_s
         self._client = connect(redis_url, timeout_s=STORE_TIMEOUT_S)
@@ -56,7 +58,7 @@ class GatewayLimits:
             ("reservations_open", "Requests that hold a reservation", lambda: settlement.num_open),
             ("reservations_unsent", "Ends of reservations not told yet", lambda: self.limiter.num_unsent),
         )
-        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges), metering, budgets)
+        self.admission = Admission(self.limiter, settlement, LimitMetrics(gauges), metering, budgets, claims)
         port = None if metering is None else LostRequestMeter(metering)
         self._reaper = Reaper(shared, tenants, period_s=max(1.0, lease_s / 3), lost=shared, port=port)
         self._tasks: list[asyncio.Task[None]] = []

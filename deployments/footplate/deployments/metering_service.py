@@ -11,9 +11,11 @@ from footplate.billing.adapters.postgres.books import Books, connect
 from footplate.billing.adapters.postgres.event_store import PostgresEventStore
 from footplate.billing.adapters.postgres.ledger_reader import PostgresLedgerReader
 from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
+from footplate.billing.adapters.postgres.request_keys import PostgresRequestKeys
 from footplate.billing.event_writer import EventWriter
 from footplate.platform.budgets import Budgets
 from footplate.platform.http.health import Readiness
+from footplate.platform.idempotency import RequestClaims
 from footplate.platform.metering import Metering
 from footplate.platform.settings import BillingSettings
 from footplate.platform.usage_metrics import UsageMetrics
@@ -30,6 +32,7 @@ class MeteringService:
         self.budgets = Budgets(
             PostgresLedgerReader(self.books), prices, self.books.calendar.month, settings.currency
         )
+        self.claims = RequestClaims(PostgresRequestKeys(self.books, self.events))
         self.metrics = UsageMetrics()
         # Of this process alone: a journal that is held can't be taken by another one.
         name = f"gateway-{os.getpid()}-{time.time_ns():x}"

@@ -41,6 +41,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         num_gateways=settings.server.gateway_replicas,
         metering=usage.metering,
         budgets=usage.budgets,
+        claims=usage.claims,
     )
     keys = KeyService(
         spec.database_url,

@@ -12,6 +12,7 @@ from footplate.billing.errors import PriceMissing
 from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.budgets import Budgets, HolderBudget, LedgerAway, budgets_of, exceeded_soft, shown
 from footplate.platform.errors import LimitRefused, ModelNotFound
+from footplate.platform.idempotency import RequestClaims
 from footplate.platform.metering import Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.models import NO_SUCH_MODEL
@@ -166,7 +167,9 @@ class Admission:
         metrics: LimitMetrics,
         metering: Metering | None = None,
         budgets: Budgets | None = None,
+        claims: RequestClaims | None = None,
     ) -> None:
+        self.claims = claims
         self.limiter = limiter
         self.budgets = budgets
         self.metering = metering

@@ -38,6 +38,7 @@ class AdmittedRun:
         # None: no more is known than that it did not come to its end.
         self._state: EventState | None = None
         self._is_over = False
+        self._has_claim = False
 
     @property
     def prompts(self) -> Sequence[PromptRun]:
@@ -69,6 +70,7 @@ class AdmittedRun:
         Raises:
             LimitRefused: a limit does not admit it.
             MeteringUnavailable: what it would use can't be recorded.
+            RequestRepeated: another request came first under its Idempotency-Key.
             EngineError: as `Run.open`.
         """
         needed = needed_for([prompt.request for prompt in self._run.prompts])
@@ -77,6 +79,7 @@ class AdmittedRun:
             if metering is not None:
                 metering.check_room()
                 self._skeleton = metering.begin(self._facts, needed.num_prompt)
+            await self._claim()
             self._admitted = await self._admission.reserve(self._terms, self._facts.card.name, needed, self)
             await self._run.open()
             hold = self._admitted.hold
@@ -86,6 +89,13 @@ class AdmittedRun:
         except asyncio.CancelledError:
             self._state = EventState.CLIENT_CANCELLED
             raise
+
+    async def _claim(self) -> None:
+        claims, key = self._admission.claims, self._facts.idempotency_key
+        if claims is not None and key is not None:
+            # Also a claim whose answer nobody waits for any more is this request's, and freed with it.
+            self._has_claim = True
+            await claims.claim(self._terms.tenant_id, key, self.request_id)
 
     async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] | None = None) -> None:
         """Give everything to `sink`. Raises as `Run.drain`."""
@@ -105,6 +115,9 @@ class AdmittedRun:
         if not self._run.has_begun:
             if hold is not None:
                 settlement.release(hold)
+            claims, key = self._admission.claims, self._facts.idempotency_key
+            if self._has_claim and claims is not None and key is not None:
+                settlement.spawn(claims.release(self._terms.tenant_id, key, self.request_id))
             await self._run.close()
         elif self._state is EventState.CLIENT_CANCELLED:
             # What the engine made until it heard of it is on its way; nobody waits for that here.

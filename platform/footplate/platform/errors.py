@@ -11,6 +11,7 @@
     ├── BodyTooComplex         it holds too many lists, objects or values
     ├── BodyTooSlow            the request's body did not arrive in time
     ├── AnswerNotRead          the client takes nothing of its answer
+    ├── RequestRepeated        another request came first under its Idempotency-Key
     └── UnsupportedParameter   a parameter (or value) that this version doesn't honour
 
 `http/errors.py` turns these and the engine's into answers. Messages hold no content.
@@ -96,6 +97,10 @@ class BodyTooSlow(PlatformError):
 
 class AnswerNotRead(PlatformError):
     """The client has taken nothing of its answer for too long."""
+
+
+class RequestRepeated(PlatformError):
+    """The tenant has used this Idempotency-Key; the message names the first request and what it used."""
 
 
 class UnsupportedParameter(PlatformError):

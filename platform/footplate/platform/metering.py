@@ -66,6 +66,7 @@ class RequestFacts:
     requested_model: str
     card: ModelCard
     endpoint: str
+    idempotency_key: str | None = None
 
 
 def utc_now() -> datetime:

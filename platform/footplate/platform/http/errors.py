@@ -47,6 +47,7 @@ from footplate.platform.errors import (
     ModelNotFound,
     PermissionDenied,
     PlatformError,
+    RequestRepeated,
     UnsupportedParameter,
 )
 from footplate.platform.http.forms import WRONG_FORM
@@ -151,6 +152,16 @@ def _from_limit(error: LimitRefused) -> ApiError:
     return ApiError(429, error.message, error.about or error.code, error.code, headers=headers)
 
 
+def _from_metering(error: MeteringUnavailable | RequestRepeated) -> ApiError:
+    if isinstance(error, MeteringUnavailable):
+        after = {"retry-after": "1"}
+        return ApiError(503, str(error), _SERVER, "server_is_overloaded", headers=after)
+    # SDKs try a 409 again unless they are told not to.
+    again = {"x-should-retry": "false"}
+    code, param = "idempotency_key_reused", "Idempotency-Key"
+    return ApiError(409, str(error), code=code, param=param, headers=again)
+
+
 def _from_platform(error: PlatformError) -> ApiError:
     if isinstance(error, LimitRefused):
         return _from_limit(error)
@@ -159,9 +170,8 @@ def _from_platform(error: PlatformError) -> ApiError:
         return ApiError(401, str(error), code="invalid_api_key", headers=challenge)
     if isinstance(error, PermissionDenied):
         return ApiError(403, str(error), code="permission_denied")
-    if isinstance(error, MeteringUnavailable):
-        after = {"retry-after": "1"}
-        return ApiError(503, str(error), _SERVER, "server_is_overloaded", headers=after)
+    if isinstance(error, MeteringUnavailable | RequestRepeated):
+        return _from_metering(error)
     if isinstance(error, ModelNotFound):
         return ApiError(404, str(error), code="model_not_found", param="model")
     if isinstance(error, BodyTooLarge):

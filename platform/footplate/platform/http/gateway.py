@@ -17,6 +17,7 @@ from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
 from footplate.platform.http.edge import note_model
+from footplate.platform.idempotency import checked_key
 from footplate.platform.large_work import TenantThreads
 from footplate.platform.metering import RequestFacts
 from footplate.platform.metrics import GatewayMetrics
@@ -44,12 +45,14 @@ class Gateway:
         Raises:
             AuthenticationFailed, PermissionDenied: see `authenticate`.
             LimitRefused: it may use nothing at all.
-            UnsupportedParameter: the request asks for idempotency, which this version can't promise.
+            InvalidRequest: its Idempotency-Key can't be one.
+            UnsupportedParameter: it has one, and this gateway keeps no account of requests.
         """
         principal = await self.authenticate(request)
         self.admission.refuse_at_once(principal)
-        if "idempotency-key" in request.headers:
-            raise UnsupportedParameter("Idempotency-Key is not supported in this version.", "Idempotency-Key")
+        key = checked_key(request.headers.get("idempotency-key"))
+        if key is not None and self.admission.claims is None:
+            raise UnsupportedParameter("Idempotency-Key needs a database of requests.", "Idempotency-Key")
         return principal
 
     async def authenticate(
@@ -86,5 +89,12 @@ class Gateway:
         run = Run(self.client, card.name, prompts, find_latencies, self.clock)
         scope = request.scope
         endpoint: str = scope["route"].path
-        facts = RequestFacts(scope["footplate.request_id"], principal, requested_model, card, endpoint)
+        facts = RequestFacts(
+            scope["footplate.request_id"],
+            principal,
+            requested_model,
+            card,
+            endpoint,
+            request.headers.get("idempotency-key"),
+        )
         return AdmittedRun(run, self.admission, terms, facts)

@@ -243,6 +243,18 @@ conflicting_events = Table(
     PrimaryKeyConstraint("event_id", "tenant_id"),
 )
 
+# Which request came first under an idempotency key, for a day.
+request_keys = Table(
+    "request_keys",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("key_digest", LargeBinary, nullable=False),
+    Column("event_id", Text, nullable=False),
+    _moment("claimed_at", nullable=False),
+    PrimaryKeyConstraint("tenant_id", "key_digest"),
+    Index("request_keys_by_age", "claimed_at"),
+)
+
 closed_periods = Table(
     "closed_periods",
     metadata,
