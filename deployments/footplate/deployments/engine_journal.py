@@ -33,7 +33,8 @@ _OPENED = struct.Struct("<II")  # number, choices; then the request's id
 _CUT_AT = struct.Struct("<III")  # number, choice, tokens that count
 MAX_STEP_BYTES = 4 << 20
 MAX_ENDED_BYTES = 8 << 20
-MAX_ENDED_FILES = 16
+# Of all files of what has ended: a million requests and more. Each start of a replica begins a file.
+MAX_KEPT_BYTES = 128 << 20
 
 
 @dataclass(slots=True)
@@ -88,12 +89,12 @@ class EngineJournal:
         *,
         max_step_bytes: int = MAX_STEP_BYTES,
         max_ended_bytes: int = MAX_ENDED_BYTES,
-        max_ended_files: int = MAX_ENDED_FILES,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
     ) -> None:
         self._folder = folder
         self._max_step_bytes = max_step_bytes
         self._max_ended_bytes = max_ended_bytes
-        self._max_ended_files = max_ended_files
+        self._max_kept_bytes = max_kept_bytes
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._next_number = 0
@@ -216,8 +217,12 @@ class EngineJournal:
             self._ended = -1
             self._note_fault(error)
         self._ended_bytes = 0
-        for old in sorted(self._folder.glob("*.ended"))[: -self._max_ended_files]:
-            old.unlink(missing_ok=True)
+        left = self._max_kept_bytes - self._max_ended_bytes
+        for kept in sorted(self._folder.glob("*.ended"), reverse=True):
+            with suppress(FileNotFoundError):
+                left -= kept.stat().st_size
+                if left < 0:
+                    kept.unlink()
 
     def _write(self, descriptor: int, data: bytes) -> bool:
         # Tokens go on without it: a journal that can't be written leaves a difference to explain.
@@ -241,7 +246,8 @@ class EngineJournal:
                 descriptor = os.open(path, os.O_RDONLY)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left = list(_read_steps(path.read_bytes()))
+                    known = self._ended_of(path)
+                    left = [each for each in _read_steps(path.read_bytes()) if each.request_id not in known]
                     for tokens in left:
                         tokens.is_cut_off = True
                     with self._lock:
@@ -253,6 +259,12 @@ class EngineJournal:
             # Older than any rename takes: its process was killed in the middle.
             if time.time() - path.stat().st_mtime > 60:
                 path.unlink(missing_ok=True)
+
+    def _ended_of(self, steps: Path) -> set[str]:
+        """What the process of a `steps` file has written down as ended."""
+        process = steps.name.rpartition("-")[0]
+        files = self._folder.glob(f"{process}-*.ended")
+        return {line.id for path in files for line in _read_lines(path.read_bytes()) if line.produced}
 
 
 def read_journals(root: Path) -> dict[str, ProducedTokens]:
