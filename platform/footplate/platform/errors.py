@@ -8,6 +8,7 @@
     ├── MeteringUnavailable    what a request would use can't be recorded
     ├── ModelNotFound          no such model, or none that this tenant may see
     ├── BodyTooLarge           the request's body is over the limit
+    ├── BodyEncoded            the request's body is compressed
     ├── BodyTooComplex         it holds too many lists, objects or values
     ├── BodyTooSlow            the request's body did not arrive in time
     ├── AnswerNotRead          the client takes nothing of its answer
@@ -85,6 +86,10 @@ class ModelNotFound(PlatformError):
 
 class BodyTooLarge(PlatformError):
     """The body is over the limit."""
+
+
+class BodyEncoded(PlatformError):
+    """The body is compressed, or in another encoding that is not read here."""
 
 
 class BodyTooComplex(PlatformError):

@@ -232,7 +232,7 @@ class QuotaSettings(Section):
 
     def to_quota(self) -> Quota:
         """Tenancy's own value. Raises InvalidQuota for what no quota may be."""
-        return Quota.parse(self.model_dump())
+        return Quota.parse_new(self.model_dump())
 
 
 class TenancySettings(Section):

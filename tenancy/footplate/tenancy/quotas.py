@@ -119,6 +119,19 @@ class Quota:
         return {name: value for name, value in found.items() if value is not None}
 
     @staticmethod
+    def parse_new(values: Mapping[str, Any]) -> Quota:
+        """As `parse`, for what somebody writes now: refused is also what older versions stored."""
+        quota = Quota.parse(values)
+        soft, hard = quota.monthly_soft_budget_pico, quota.monthly_budget_pico
+        if soft is not None and hard is not None and soft > hard:
+            raise InvalidQuota(
+                f"monthly_soft_budget is {_money_text(soft)}, above monthly_budget, {_money_text(hard)}: it "
+                "would never warn; lower it or raise the other",
+                "monthly_soft_budget",
+            )
+        return quota
+
+    @staticmethod
     def parse(values: Mapping[str, Any]) -> Quota:
         """A quota from JSON values; a field that is left out is unset, and so is one that is null.
 

@@ -146,6 +146,21 @@ def test_an_idempotency_key_stands_for_one_request_of_one_caller(world: World) -
     world.ok("POST", "tenants", {"name": "free"}, idempotency_key="f")
 
 
+def test_every_change_honours_an_idempotency_key(world: World) -> None:
+    key_id = world.keys["member"].split("_")[1]
+    changes = [
+        ("PUT", f"tenants/{world.team}/quota", {"weight": 2}),
+        ("PUT", f"keys/{key_id}/quota", {"tokens_per_day": 5}),
+        ("PATCH", f"tenants/{world.team}", {"cost_center": "7"}),
+    ]
+    for number, (method, path, body) in enumerate(changes):
+        first = world.ok(method, path, body, idempotency_key=f"k{number}")
+        again = world.call(method, path, body, idempotency_key=f"k{number}")
+        assert (again.json(), again.headers["idempotency-replayed"]) == (first, "true")
+        world.refused(409, "idempotency_key_reused", method, path, {}, idempotency_key=f"k{number}")
+    assert len(world.records()) == 2 * len(changes)
+
+
 def test_requests_with_one_idempotency_key_at_once_make_one_key(world: World) -> None:
     path = f"/admin/v1/tenants/{world.team}/keys"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ def test_a_keys_quota_stands_beside_its_tenants(world: World) -> None:
         ({"priority": 1000}, "priority"),
         ({"monthly_budget": 1.5}, "monthly_budget"),
         ({"monthly_budget": "1,5"}, "monthly_budget"),
+        ({"monthly_budget": "10", "monthly_soft_budget": "10.01"}, "monthly_soft_budget"),
         ({"cached_token_weight": 2}, "cached_token_weight"),
         ({"mode": "off"}, "mode"),
         ({"allowed_models": "all"}, "allowed_models"),
@@ -110,3 +112,18 @@ def test_a_tenants_admin_limits_its_keys_and_moves_no_tenant_ahead_of_others(wor
         world.refused(403, "permission_denied", "PUT", f"keys/{key_id}/quota", body, **own)
     world.refused(403, "permission_denied", "PUT", f"tenants/{world.team}/quota", {}, **own)
     assert quotas_of(world, "member")[1] == Quota(tokens_per_day=7, priority=5)
+
+
+def test_a_soft_budget_may_reach_the_hard_one_and_what_was_stored_otherwise_is_read(world: World) -> None:
+    for body in ({"monthly_budget": "10", "monthly_soft_budget": "10.00"}, {"monthly_soft_budget": "10"}):
+        world.ok("PUT", f"tenants/{world.team}/quota", body)
+        key_id = world.keys["member"].split("_")[1]
+        world.ok("PUT", f"keys/{key_id}/quota", body)
+    wrong = {"monthly_budget": "1.00", "monthly_soft_budget": "2.00"}
+    world.refused(400, "invalid_value", "PUT", f"keys/{key_id}/quota", wrong)
+    with world.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "update tenancy.tenants set quota = %s where id = %s", (json.dumps(wrong), world.team)
+        )
+    assert world.opens("member")
+    assert world.ok("GET", f"tenants/{world.team}/quota")["monthly_soft_budget"] == "2.00"

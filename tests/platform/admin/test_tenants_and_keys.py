@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from footplate.tenancy.admin.keys import MAX_LIVE_KEYS
 from footplate.tenancy.api_keys import Role
 from tests.platform.admin.conftest import World
 
@@ -283,3 +284,96 @@ def test_two_who_make_a_tenant_of_one_name_at_once_make_one(world: World) -> Non
         return [response.status_code for response in await asyncio.gather(*calls)]
 
     assert sorted(asyncio.run(both())) == [200] + [409] * 7
+
+
+def test_whom_a_tenant_shares_its_cache_with_is_shown_to_the_platform_alone(world: World) -> None:
+    world.ok("PATCH", f"tenants/{world.team}", {"share_group": "colours"})
+    for role in ("platform_admin", "finance", "auditor"):
+        assert world.ok("GET", f"tenants/{world.team}", key=role)["share_group"] == "colours"
+    own = {"key": "tenant_admin"}
+    [listed] = world.ok("GET", "tenants", **own)["data"]
+    for shown in (world.ok("GET", f"tenants/{world.team}", **own), listed):
+        assert shown["name"] == "team" and "share_group" not in shown
+    assert "colours" not in str([world.call("GET", path, **own).text for path in ("tenants", "/v1/me")])
+
+
+NEW_YEAR, LATER = "2027-01-01T00:00:00Z", "2027-01-01T00:00:01Z"
+
+
+def test_only_the_platform_prolongs_a_key_by_rotation(world: World) -> None:
+    def made() -> str:
+        key = world.ok("POST", f"tenants/{world.team}/keys", {"expires_at": NEW_YEAR})
+        return f"keys/{key['id']}/rotate"
+
+    own = {"key": "tenant_admin"}
+    world.pass_time(days=30)
+    error = world.refused(403, "permission_denied", "POST", made(), {"expires_at": LATER}, **own)
+    assert NEW_YEAR in error["message"]
+    assert world.ok("POST", made(), {}, **own)["expires_at"] == NEW_YEAR
+    sooner = "2026-12-02T00:00:00Z"
+    assert world.ok("POST", made(), {"expires_at": sooner}, **own)["expires_at"] == sooner
+    assert world.ok("POST", made(), {"expires_at": LATER})["expires_at"] == LATER
+
+
+def test_an_admins_key_that_expires_makes_none_that_outlives_it(world: World) -> None:
+    path = f"tenants/{world.team}/keys"
+    body = {"role": "tenant_admin", "expires_at": NEW_YEAR}
+    ending = world.ok("POST", path, body)
+    own = {"key": ending["key"]}
+    assert world.ok("POST", path, {}, **own)["expires_at"] == NEW_YEAR
+    world.refused(403, "permission_denied", "POST", path, {"expires_at": LATER}, **own)
+    # Nor does it get hold of one that lives for ever.
+    lasting = world.ok("POST", path, {"role": "tenant_admin"})
+    world.refused(
+        403, "permission_denied", "POST", f"keys/{lasting['id']}/rotate", {"expires_at": LATER}, **own
+    )
+    assert world.ok("POST", f"keys/{lasting['id']}/rotate", {}, **own)["expires_at"] == NEW_YEAR
+    # By its own rotation it gains nothing either, and whoever does not expire is held by nothing.
+    world.refused(
+        403, "permission_denied", "POST", f"keys/{ending['id']}/rotate", {"expires_at": LATER}, **own
+    )
+    assert world.ok("POST", f"keys/{ending['id']}/rotate", {}, **own)["expires_at"] == NEW_YEAR
+    assert world.ok("POST", path, {}, key="tenant_admin")["expires_at"] is None
+
+
+def test_a_tenant_has_so_many_live_keys_and_no_more(world: World) -> None:
+    path = f"tenants/{world.team}/keys"
+    last = world.ok("POST", path, {})
+    with world.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into tenancy.api_keys (public_id, hashed, name, role, tenant_id, expires_at, revoked_at) "
+            "select lpad(n::text, 12, '0'), '', '', 'member', %s, "
+            "case when n %% 3 = 1 then '2026-10-01'::timestamptz end, "
+            "case when n %% 3 = 2 then '2026-10-01'::timestamptz end from generate_series(1, %s) n",
+            (world.team, 3 * (MAX_LIVE_KEYS - 4)),
+        )
+    key = world.ok("POST", path, {})
+    for key_of in ("tenant_admin", "platform_admin"):
+        error = world.refused(409, "conflict", "POST", path, {}, key=key_of)
+        assert str(MAX_LIVE_KEYS) in error["message"]
+    world.refused(409, "conflict", "POST", f"keys/{key['id']}/rotate", {})
+    key = world.ok("POST", f"keys/{key['id']}/rotate", {"overlap_s": 0})
+    world.ok("POST", f"tenants/{world.other}/keys", {})
+    world.ok("POST", f"keys/{last['id']}/revoke")
+    world.ok("POST", path, {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"name": "a", "name": "b"}', b'{"name": "a", "labels": {"x": "1", "y": "2", "x": "3"}}'],
+)
+def test_a_name_that_is_written_twice_is_refused(world: World, body: bytes) -> None:
+    error = world.refused(400, "invalid_value", "POST", "tenants", body)
+    assert error["param"] == "body"
+    assert world.ok("POST", "tenants", b'{"name": "a", "labels": {"name": "a"}}')["labels"] == {"name": "a"}
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_a_body_that_is_encoded_is_refused_before_it_is_read(world: World, encoding: str) -> None:
+    response = world.call("POST", "tenants", {"name": "new"}, content_encoding=encoding)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (415, "unsupported_media_type")
+    assert response.headers["connection"] == "close"
+    chat = world.call("POST", "/v1/chat/completions", b"\x1f\x8b", key="member", content_encoding=encoding)
+    assert chat.status_code == 415
+    world.ok("POST", "tenants", {"name": "new"}, content_encoding="Identity")

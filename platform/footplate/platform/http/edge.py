@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from footplate.platform.errors import AnswerNotRead, BodyTooLarge, BodyTooSlow
+from footplate.platform.errors import AnswerNotRead, BodyEncoded, BodyTooLarge, BodyTooSlow
 from footplate.platform.http.errors import api_error
 
 Scope = MutableMapping[str, Any]
@@ -69,7 +69,7 @@ class Edge:
         limits = self._limits
         exchange = _Exchange(send, limits.max_stall_s, self._clock)
         scope["footplate.request_id"] = exchange.request_id
-        body = _BoundedBody(receive, _content_length(scope), limits.max_body_bytes, limits.max_body_s)
+        body = _BoundedBody(receive, scope, limits.max_body_bytes, limits.max_body_s)
         try:
             await self._app(scope, body.receive, exchange.send)
         except Exception as error:
@@ -135,11 +135,15 @@ def _log_failure(scope: Scope, exchange: _Exchange) -> None:
 
 
 class _BoundedBody:
-    """A request's body that raises once it is too large or too slow, before more of it is read."""
+    """A request's body that raises once it is too large or too slow, before more of it is read.
 
-    def __init__(self, receive: Receive, announced: int | None, max_bytes: int, max_s: float) -> None:
+    One that is compressed raises at once: it would be taken for broken JSON.
+    """
+
+    def __init__(self, receive: Receive, scope: Scope, max_bytes: int, max_s: float) -> None:
         self._receive = receive
-        self._announced = announced
+        self._announced = _content_length(scope)
+        self._is_encoded = _is_encoded(scope)
         self._max_bytes = max_bytes
         self._max_s = max_s
         self._num_bytes = 0
@@ -149,6 +153,8 @@ class _BoundedBody:
     async def receive(self) -> Message:
         if self._is_complete:
             return await self._receive()
+        if self._is_encoded:
+            raise BodyEncoded("Content-Encoding is not supported; send the body as it is.")
         if self._announced is not None and self._announced > self._max_bytes:
             raise self._too_large()
         loop = asyncio.get_running_loop()
@@ -168,6 +174,11 @@ class _BoundedBody:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is larger than {self._max_bytes} bytes.")
+
+
+def _is_encoded(scope: Scope) -> bool:
+    found = [value for name, value in scope.get("headers", ()) if name == b"content-encoding"]
+    return any(value.strip().lower() not in (b"", b"identity") for value in found)
 
 
 def _content_length(scope: Scope) -> int | None:

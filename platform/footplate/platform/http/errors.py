@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ from footplate.engine.errors import (
 from footplate.platform.errors import (
     AnswerNotRead,
     AuthenticationFailed,
+    BodyEncoded,
     BodyTooComplex,
     BodyTooLarge,
     BodyTooSlow,
@@ -174,16 +176,24 @@ def _from_platform(error: PlatformError) -> ApiError:
         return _from_metering(error)
     if isinstance(error, ModelNotFound):
         return ApiError(404, str(error), code="model_not_found", param="model")
-    if isinstance(error, BodyTooLarge):
-        return ApiError(413, str(error), code="request_too_large", headers={"connection": "close"})
     if isinstance(error, BodyTooComplex):
         return ApiError(400, str(error), code="invalid_value")
-    if isinstance(error, BodyTooSlow):
-        return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
-    if isinstance(error, AnswerNotRead):
-        # Never sent: the answer had begun. It only keeps a client's fault out of the server's errors.
-        return ApiError(408, str(error), code="request_timeout", headers={"connection": "close"})
+    if type(error) in _UNREAD:
+        status, code = _UNREAD[type(error)]
+        return ApiError(status, str(error), code=code, headers={"connection": "close"})
     return ApiError(500, "The server is not set up for this request.", _SERVER, _SERVER)
+
+
+# What ends the connection, since the rest of a body may still come.
+_UNREAD: Mapping[type[PlatformError], tuple[int, str]] = MappingProxyType(
+    {
+        BodyTooLarge: (413, "request_too_large"),
+        BodyEncoded: (415, "unsupported_media_type"),
+        BodyTooSlow: (408, "request_timeout"),
+        # Never sent: the answer had begun. It only keeps a client's fault out of the server's errors.
+        AnswerNotRead: (408, "request_timeout"),
+    }
+)
 
 
 def _from_tenancy(error: TenancyError) -> ApiError:

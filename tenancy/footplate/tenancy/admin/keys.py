@@ -12,11 +12,12 @@ from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target, 
 from footplate.tenancy.admin.store import Listed, Page, Reader, Writer
 from footplate.tenancy.admin.tenants import find_tenant
 from footplate.tenancy.api_keys import KeyRecord, Role, make_key
-from footplate.tenancy.errors import Conflict, InvalidValue, NotFound
+from footplate.tenancy.errors import AccessDenied, Conflict, InvalidValue, NotFound
 from footplate.tenancy.tenants import check_labels, check_text, time_text
 
 DEFAULT_OVERLAP_S = 24 * 3600
 MAX_OVERLAP_S = 30 * 24 * 3600
+MAX_LIVE_KEYS = 1_000  # of one tenant
 # The last second that a date can name.
 LAST_EXPIRY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
@@ -26,9 +27,12 @@ def create_key(
 ) -> dict[str, Any]:
     """A new key of `role`, `name`, `labels` and `expires_at`; the answer's `key` is its text.
 
+    What a tenant's admin makes with a key that expires, ends with that key at the latest.
+
     Raises:
-        AccessDenied: the caller may make no keys, or none of that role.
+        AccessDenied: the caller may make no keys, or none of that role, or none that lives so long.
         NotFound: there is no such tenant, or it is another's.
+        Conflict: the tenant has as many live keys as a tenant may have.
         InvalidValue: a field can't be so.
     """
     tenant = find_tenant(writer, caller, tenant_id, Action.CREATE_KEY)
@@ -36,6 +40,7 @@ def create_key(
     require_grant(caller.role, role)
     expires_at = fields.get("expires_at")
     _check_expiry(expires_at, now)
+    expires_at = _within(expires_at, _latest_end(writer, caller))
     wanted = KeyRecord(
         "",
         tenant.id,
@@ -84,10 +89,12 @@ def rotate_key(
     """A new key in place of one, which goes on working for `overlap_s`; 0 ends it at once.
 
     The new one has the old one's role, name, labels and quota, and as long a life unless `expires_at` says
-    otherwise.
+    otherwise. Only the platform's admins prolong: for others it ends no later than the old one would have,
+    nor later than the key that they ask with.
 
     Raises:
-        Conflict: the key has ended or was rotated already, so there is nothing to take over from.
+        Conflict: the key has ended or was rotated already, so there is nothing to take over from; or the
+            tenant has as many live keys as a tenant may have.
         AccessDenied, NotFound, InvalidValue: as in `create_key`.
     """
     before = find_key(writer, caller, key_id, Action.ROTATE_KEY)
@@ -104,8 +111,10 @@ def rotate_key(
         raise Conflict(
             f"this key was rotated already, into {made.public_id}; rotate that one, or create a new one"
         )
-    if expires_at is None and before.expires_at is not None and before.created_at is not None:
+    is_prolonged = expires_at is None and caller.role is Role.PLATFORM_ADMIN
+    if is_prolonged and before.expires_at is not None and before.created_at is not None:
         expires_at = now + min(before.expires_at - before.created_at, LAST_EXPIRY - now)
+    expires_at = _within(expires_at, _latest_end(writer, caller, before))
     if overlap_s:
         end = now + timedelta(seconds=overlap_s)
         ended = replace(before, expires_at=min(end, before.expires_at or end))
@@ -161,6 +170,34 @@ def _check_expiry(expires_at: datetime | None, now: datetime) -> None:
         raise InvalidValue("expires_at is over already; give a time to come", "expires_at")
 
 
+def _latest_end(writer: Writer, caller: Caller, replaced: KeyRecord | None = None) -> datetime | None:
+    """Until when a key may live that the caller makes; None is for ever.
+
+    Otherwise a key could prolong itself, by its own rotation or by making another.
+    """
+    if caller.role is Role.PLATFORM_ADMIN:
+        return None
+    ends = [key.expires_at for key in (writer.key(caller.key_id), replaced) if key is not None]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _within(expires_at: datetime | None, latest: datetime | None) -> datetime | None:
+    if expires_at is None or latest is None:
+        return expires_at or latest
+    if expires_at > latest:
+        raise AccessDenied(
+            f"expires_at is after {time_text(latest)}, when the key ends that asks or is replaced; "
+            "only the platform's admins prolong keys"
+        )
+    return expires_at
+
+
 def _add(writer: Writer, wanted: KeyRecord, *, pepper: bytes, now: datetime) -> tuple[KeyRecord, str]:
+    num_live = writer.count_live_keys(wanted.tenant_id, now)
+    if num_live >= MAX_LIVE_KEYS:
+        raise Conflict(
+            f"this tenant has {num_live} live keys, and the limit is {MAX_LIVE_KEYS}; revoke keys that "
+            "nobody uses, or rotate without an overlap"
+        )
     made = make_key(pepper)
     return writer.add_key(replace(wanted, public_id=made.public_id, created_at=now), made.hashed), made.text

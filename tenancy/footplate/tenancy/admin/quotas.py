@@ -32,7 +32,7 @@ def set_tenant_quota(
         AccessDenied, NotFound: as `find_tenant`.
     """
     tenant = find_tenant(writer, caller, tenant_id, Action.SET_TENANT_QUOTA)
-    quota = Quota.parse(fields)
+    quota = Quota.parse_new(fields)
     writer.save_tenant(replace(tenant, quota=quota))
     target = Target(TargetKind.TENANT, tenant.id, tenant.id)
     _record(writer, caller, Action.SET_TENANT_QUOTA, target, tenant.quota, quota)
@@ -59,7 +59,7 @@ def set_key_quota(writer: Writer, caller: Caller, key_id: str, fields: Mapping[s
     require_grant(caller.role, key.role)
     if caller.role is not Role.PLATFORM_ADMIN:
         fields = _kept_platform_fields(key.quota, fields)
-    quota = Quota.parse(fields)
+    quota = Quota.parse_new(fields)
     writer.save_key(replace(key, quota=quota))
     target = Target(TargetKind.KEY, key.public_id, key.tenant_id)
     _record(writer, caller, Action.SET_KEY_QUOTA, target, key.quota, quota)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from footplate.tenancy.admin.audit import AuditRecord
@@ -60,6 +61,8 @@ class Reader(Protocol):
     def replacement(self, key: KeyRecord) -> KeyRecord | None:
         """The key that one was rotated into; always of the same tenant."""
         ...
+
+    def count_live_keys(self, tenant_id: str, now: datetime) -> int: ...
 
     def keys(self, tenant_id: str, page: Page) -> Listed[KeyRecord]: ...
 

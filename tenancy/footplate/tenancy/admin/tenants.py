@@ -53,6 +53,14 @@ def find_tenant(reader: Reader, caller: Caller, tenant_id: str, action: Action) 
     return tenant
 
 
+def shown_tenant(caller: Caller, tenant: Tenant) -> dict[str, Any]:
+    """A tenant as the caller may see it: whom it shares its cache with is the platform's to know."""
+    fields = tenant.fields()
+    if reach_of(caller.role, Action.READ_TENANT) is not Reach.ALL:
+        del fields["share_group"]
+    return fields
+
+
 def update_tenant(writer: Writer, caller: Caller, tenant_id: str, fields: Fields) -> dict[str, Any]:
     """Change what is given of `UPDATABLE`; raises as `create_tenant` and `find_tenant` do."""
     before = find_tenant(writer, caller, tenant_id, Action.UPDATE_TENANT)

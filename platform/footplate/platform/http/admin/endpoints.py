@@ -42,7 +42,8 @@ async def list_tenants(exchange: AdminExchange) -> Response:
     """Tenants in the order they were made, or the one of a name."""
     page, name = exchange.page(), exchange.query("name")
     found = await exchange.desk.read(lambda reader: tenants.list_tenants(reader, exchange.caller, page, name))
-    return listed([tenant.fields() for tenant in found.items], has_more=found.has_more)
+    shown = [tenants.shown_tenant(exchange.caller, tenant) for tenant in found.items]
+    return listed(shown, has_more=found.has_more)
 
 
 async def show_tenant(exchange: AdminExchange) -> Response:
@@ -51,7 +52,7 @@ async def show_tenant(exchange: AdminExchange) -> Response:
     found = await exchange.desk.read(
         lambda reader: tenants.find_tenant(reader, exchange.caller, tenant_id, Action.READ_TENANT)
     )
-    return JSONResponse(found.fields())
+    return JSONResponse(tenants.shown_tenant(exchange.caller, found))
 
 
 async def update_tenant(exchange: AdminExchange) -> Response:

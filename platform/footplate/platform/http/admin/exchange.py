@@ -118,7 +118,7 @@ class AdminExchange:
 
     def _idempotent(self) -> IdempotentRequest | None:
         key = self.request.headers.get("idempotency-key")
-        if key is None or self.request.method != "POST":
+        if key is None:
             return None
         if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
             raise InvalidValue(
@@ -178,7 +178,16 @@ async def _body(request: Request, route: AdminRoute) -> Body:
     data = await request.body()
     # What all may be left out of may be left out itself.
     is_optional = not any(info.is_required() for info in route.body.model_fields.values())
-    return parse_body(route.body, data or b"{}" if is_optional else data)
+    data = data or b"{}" if is_optional else data
+    body = parse_body(route.body, data)
+    # Which of two values was meant nobody can say, and audit records would show one of them.
+    json.loads(data, object_pairs_hook=_refuse_repeated)
+    return body
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise InvalidValue("an object in the body has one name twice; write each name once", "body")
 
 
 def _check_query(request: Request, route: AdminRoute) -> None:

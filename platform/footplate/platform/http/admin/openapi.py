@@ -19,6 +19,7 @@ _ERRORS = {
     409: "It does not fit what is there: `name_taken`, `conflict`, `idempotency_key_reused`, "
     "`price_in_force`, `period_closed`, `period_not_closable`.",
     413: "The body is too large: `request_too_large`.",
+    415: "The body is compressed: `unsupported_media_type`.",
     500: "The server failed: `server_error`.",
     503: "The database can't be asked now; try again: `server_is_overloaded`.",
 }
@@ -57,7 +58,7 @@ def describe(route: AdminRoute) -> dict[str, Any]:
         if f"{{{name}}}" in route.path
     ]
     parameters += [{"name": name, "in": "query", "schema": _PARAMETERS[name]} for name in route.parameters]
-    if route.method == "POST" and route.is_change:
+    if route.is_change:
         parameters.append(_IDEMPOTENCY_KEY)
     found: dict[str, Any] = {"parameters": parameters, "responses": _responses(route), "tags": ["admin"]}
     if route.body is not None:
@@ -97,7 +98,7 @@ def _statuses(route: AdminRoute) -> list[int]:
     if "{" in route.path:
         found.add(404)
     if route.body is not None:
-        found |= {408, 413}
+        found |= {408, 413, 415}
     if route.is_change:
         found.add(409)
     return sorted(found)

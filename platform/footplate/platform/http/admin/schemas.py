@@ -94,11 +94,13 @@ class Answer(BaseModel):
 
 
 class TenantAnswer(Answer):
+    """A tenant's own admin is not shown `share_group`."""
+
     id: str
     object: Literal["tenant"]
     name: str
     cost_center: str
-    share_group: str | None
+    share_group: str | None = None
     labels: dict[str, str]
     state: Literal["active", "suspended"]
     created_at: str | None

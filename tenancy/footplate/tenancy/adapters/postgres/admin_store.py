@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -105,6 +106,12 @@ class _Reader:
         is_it = (columns.tenant_id == key.tenant_id) & (columns.replaces == key.public_id)
         row = self._row(select(api_keys).where(is_it).limit(1))
         return None if row is None else _as_key(row)
+
+    def count_live_keys(self, tenant_id: str, now: datetime) -> int:
+        columns = api_keys.c
+        has_time = columns.expires_at.is_(None) | (columns.expires_at > now)
+        is_live = (columns.tenant_id == tenant_id) & columns.revoked_at.is_(None) & has_time
+        return int(self._connection.execute(select(func.count()).where(is_live)).scalar_one())
 
     def keys(self, tenant_id: str, page: Page) -> Listed[KeyRecord]:
         query = select(api_keys).where(api_keys.c.tenant_id == tenant_id)
