@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench_events import BEGIN, MODELS, NUM_KEYS, NUM_TENANTS, running_books
+from bench_events import BEGIN, MODELS, NUM_KEYS, NUM_TENANTS, running_books, server_cpu_s
 from sqlalchemy import text
 
 from footplate.billing.adapters.postgres.books import Books, connect
@@ -133,16 +133,22 @@ def main() -> None:
     given = parser.parse_args()
     measured = []
     context = multiprocessing.get_context("spawn")
-    with running_books() as (url, _), tempfile.TemporaryDirectory(prefix="bench-exports-") as folder:
+    with running_books() as (url, data_dir), tempfile.TemporaryDirectory(prefix="bench-exports-") as folder:
         began = time.perf_counter()
         fill(url, given.events)
         print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
         for kind in given.formats.split(","):
             results = context.Queue()
+            server_s = server_cpu_s(data_dir)
             process = context.Process(target=export, args=(url, kind, folder, results))
             process.start()
-            measured.append(results.get())
+            found_one = results.get()
             process.join()
+            rows = found_one["rows"]
+            # Fair on a machine that is busy with other work, where rows a second are not.
+            found_one["server_us_per_row"] = round((server_cpu_s(data_dir) - server_s) / rows * 1e6, 1)
+            found_one["export_us_per_row"] = round(found_one.pop("cpu_s") / rows * 1e6, 1)
+            measured.append(found_one)
             print(measured[-1], flush=True)
     found = {
         "events": given.events,
