@@ -40,6 +40,7 @@ _UNITS = {
     LimitKind.TOKENS_PER_DAY: 3,
     LimitKind.MAX_CONCURRENT_REQUESTS: 4,
 }
+_TEXTS = ("windows.lua", "limiter.lua")
 _UNKNOWN_TOKENS = -1
 # What a budget does: it counts, it refuses, or it says what is spent.
 _COUNTS, _REFUSES, _SAYS = 0, 1, 2
@@ -54,7 +55,7 @@ def _library() -> tuple[str, str]:
     nums_buckets = ", ".join(str(window.num_buckets) for window in windows)
     text = (
         f"local BUCKET_MS, NUM_BUCKETS = {{{buckets_ms}}}, {{{nums_buckets}}}\n"
-        + resources.files(__package__).joinpath("limiter.lua").read_text()
+        + "".join(resources.files(__package__).joinpath(name).read_text() for name in _TEXTS)
     )
     name = f"footplate_limits_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return name, f"#!lua name={name}\n{text}\nredis.register_function('{name}', main)\n"
