@@ -266,6 +266,31 @@ def deliver_again(books: OpenBooks, rng: random.Random) -> None:
         assert set(outcomes) == {CommitOutcome.REPEATED}
 
 
+@dataclass(frozen=True)
+class Row:
+    """A request in the ledger."""
+
+    name: str
+    state: str
+    is_estimated: bool
+    num_input: int
+    num_output: int
+
+    def fault(self, tokens: ProducedTokens, seen: Seen | None) -> str | None:
+        """What contradicts the engines' journal, or what its client saw."""
+        is_exact = not self.is_estimated and self.state != FAILED
+        if is_exact and self.num_output != tokens.num_delivered:
+            return "it is not what the engine delivered"
+        if self.num_output > tokens.num_produced:
+            return "it is more than the engine made"
+        # A gateway may be killed between an answer's last byte and its event.
+        if seen is not None and seen.is_whole and self.state != LOST and self.num_output != seen.num_tokens:
+            return "it is not what its client has"
+        if seen is not None and self.state == LOST and self.num_output < seen.num_tokens - MAX_UNSETTLED:
+            return "more than a second of its stream is missing"
+        return None
+
+
 def compare(books: OpenBooks, journal: dict[str, ProducedTokens], load: Load) -> str:
     """Every row against what the engines wrote down and what the clients saw; what differs must say why."""
     rows = books.rows(
@@ -279,26 +304,28 @@ def compare(books: OpenBooks, journal: dict[str, ProducedTokens], load: Load) ->
     made = {name.rpartition("-")[0]: tokens for name, tokens in journal.items()}
     states: Counter[str] = Counter()
     totals: Counter[str] = Counter()
+    faults = []
     for name, state, is_estimated, num_input, num_output, amount in rows:
-        name, num_input, num_output = str(name), int(str(num_input)), int(str(num_output))
+        row = Row(str(name), str(state), bool(is_estimated), int(str(num_input)), int(str(num_output)))
         states[f"{state}{' (estimated)' if is_estimated else ''}"] += 1
-        assert int(str(amount or 0)) == num_input * prices.input + num_output * prices.output, name
-        tokens = made.pop(name)
-        totals["ledger"] += num_output
+        tokens, seen = made.pop(row.name, None), load.seen.get(row.name)
+        if int(str(amount or 0)) != row.num_input * prices.input + row.num_output * prices.output:
+            faults.append((row, "its amount is not its tokens' price"))
+        if tokens is None:
+            # Its gateway was killed before any engine had it: the reaper can't know, and nobody got a token.
+            states["begun by no engine"] += 1
+            tokens = ProducedTokens(row.name, [], [])
+            if row.state != LOST:
+                faults.append((row, "no engine has made anything of it"))
+        totals["ledger"] += row.num_output
         totals["delivered"] += tokens.num_delivered
         totals["discarded"] += tokens.num_discarded
-        seen = load.seen.get(name)
         if not is_estimated and state != FAILED:
-            totals["exact"] += num_output
-            assert num_output == tokens.num_delivered, (SEED, name, state, tokens)
-        else:
-            # Nobody is billed for what no engine made.
-            assert num_output <= tokens.num_produced, (SEED, name, state, tokens)
-        # A gateway may be killed between an answer's last byte and its event.
-        if seen is not None and seen.is_whole and state != LOST:
-            assert num_output == seen.num_tokens, (SEED, name, state)
-        if state == LOST and seen is not None:
-            assert num_output >= seen.num_tokens - MAX_UNSETTLED, (SEED, name, num_output, seen)
+            totals["exact"] += row.num_output
+        fault = row.fault(tokens, seen)
+        if fault is not None:
+            faults.append((row, f"{fault}: {tokens}, {seen}"))
+    assert not faults, (SEED, len(faults), faults[:10])
     recorded = {str(row[0]) for row in rows}
     # Whoever was told that an answer begins is in the ledger; and none of the others got a token.
     assert set(load.seen) <= recorded, (SEED, set(load.seen) - recorded)

@@ -53,9 +53,8 @@ def _library() -> tuple[str, str]:
     windows = [WINDOWS[kind] for kind in _UNITS if kind in WINDOWS]
     buckets_ms = ", ".join(str(window.bucket_ms) for window in windows)
     nums_buckets = ", ".join(str(window.num_buckets) for window in windows)
-    text = (
-        f"local BUCKET_MS, NUM_BUCKETS = {{{buckets_ms}}}, {{{nums_buckets}}}\n"
-        + "".join(resources.files(__package__).joinpath(name).read_text() for name in _TEXTS)
+    text = f"local BUCKET_MS, NUM_BUCKETS = {{{buckets_ms}}}, {{{nums_buckets}}}\n" + "".join(
+        resources.files(__package__).joinpath(name).read_text() for name in _TEXTS
     )
     name = f"footplate_limits_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return name, f"#!lua name={name}\n{text}\nredis.register_function('{name}', main)\n"
