@@ -111,6 +111,7 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
         metering=None if usage is None else usage.metering,
         budgets=None if usage is None else usage.budgets,
         claims=None if usage is None else usage.claims,
+        keeper=None if usage is None else usage.keeper,
     )
     limits.start()
     keys = key_service(options, limits, quota)

@@ -279,6 +279,36 @@ def test_a_model_without_a_price_is_quarantined_and_never_free(
         assert metered.rows()[0].amount == cost(NUM_PROMPT, 4)
 
 
+def test_streams_that_began_while_valkey_was_away_are_billed_though_their_gateway_is_killed(
+    metered: Metered, valkey: ValkeyServer
+) -> None:
+    """Both die: nobody but this machine's disk knows of the streams, with limits or without."""
+    for number, quota in enumerate(({}, {"tokens_per_minute": 10**6}), 1):
+        options = {"step_s": 0.01, "limits": LEASE, **metered.options}
+        with running_gateways(1, valkey.url, quota, **options) as gateways:
+            [victim] = gateways
+            assert victim.ask(1).status_code == 200
+            with pytest.raises(httpx.TransportError), victim.stream(5_000) as early:
+                read_some(early, 5)
+                valkey.pause()
+                try:
+                    with victim.stream(5_000) as lines:
+                        read_some(lines, 150)
+                        victim.kill()
+                        list(lines)
+                finally:
+                    valkey.go_on()
+            gateways[:] = launch(1, valkey.url, quota, **options)
+            rows = metered.await_rows(3 * number)[3 * number - 3 :]
+            found = {row.state: row for row in rows}
+            assert [row.state for row in rows].count(LOST) == 2 and COMPLETED in found
+            # The one that began before, too, as far as it had come when nobody heard of it any more.
+            assert all(row.output >= 50 for row in rows if row.state == LOST)
+            assert list((metered.journal_dir.with_name("open-requests")).iterdir()) == []
+            wait_until(lambda: valkey.ask("KEYS", "*:note:*") == valkey.ask("KEYS", "*:lost") == [])
+            assert len(metered.rows()) == 3 * number
+
+
 def last_usage(answer: httpx.Response) -> dict[str, int]:
     *_, last, done = [event for event in answer.text.split("\n\n") if event]
     assert done == "data: [DONE]"

@@ -13,7 +13,7 @@ from footplate.platform.idempotency import RequestClaims
 from footplate.platform.metering import LostRequestMeter, Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.settings import LimitSettings
-from footplate.platform.settlement import Settlement
+from footplate.platform.settlement import HoldKeeper, Settlement
 from footplate.tenancy.adapters.valkey.active_tenants import ValkeyActiveTenants
 from footplate.tenancy.adapters.valkey.limiter import ValkeyLimiter, ValkeyLimiterConfig, connect
 from footplate.tenancy.limiter.breaker import Breaker
@@ -40,6 +40,7 @@ class GatewayLimits:
         metering: Metering | None = None,
         budgets: Budgets | None = None,
         claims: RequestClaims | None = None,
+        keeper: HoldKeeper | None = None,
     ) -> None:
         lease_s = settings.lease_s
         self._client = connect(redis_url, timeout_s=STORE_TIMEOUT_S)
@@ -51,7 +52,7 @@ class GatewayLimits:
         degraded = DegradedConfig(dict.fromkeys(LimitKind, mode), local_share=1 / num_gateways)
         self.limiter = DegradingLimiter(shared, LocalLimiter(lease_s=lease_s), Breaker(), degraded)
         sink = None if metering is None else metering.sink
-        settlement = Settlement(self.limiter, lease_s, sink, budgets)
+        settlement = Settlement(self.limiter, lease_s, sink, budgets, keeper)
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("limits_degraded", "1 while the shared limits can't be asked", lambda: self.limiter.is_degraded),
             ("limits_mode_changes", "Times the shared limits were lost or found", self._num_changes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -13,12 +14,15 @@ from footplate.billing.adapters.postgres.ledger_reader import PostgresLedgerRead
 from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
 from footplate.billing.adapters.postgres.request_keys import PostgresRequestKeys
 from footplate.billing.event_writer import EventWriter
+from footplate.deployments.open_requests import LeftRequests, OpenRequests
 from footplate.platform.budgets import Budgets
 from footplate.platform.http.health import Readiness
 from footplate.platform.idempotency import RequestClaims
-from footplate.platform.metering import Metering
+from footplate.platform.metering import LostRequestMeter, Metering
 from footplate.platform.settings import BillingSettings
 from footplate.platform.usage_metrics import UsageMetrics
+
+OPEN_FOLDER = "open-requests"
 
 
 class MeteringService:
@@ -38,21 +42,36 @@ class MeteringService:
         name = f"gateway-{os.getpid()}-{time.time_ns():x}"
         self.writer = EventWriter(self.events, journal_dir, name, observer=self.metrics)
         self.metering = Metering(self.writer, metrics=self.metrics)
+        # Beside the journals' folder, which belongs to them.
+        open_dir = journal_dir.with_name(OPEN_FOLDER)
+        self._open = OpenRequests(open_dir, name)
+        self._left = LeftRequests(open_dir, LostRequestMeter(self.metering))
+        self._looking: asyncio.Task[None] | None = None
         self.metrics.gauges += [
             ("usage_events_waiting", "Events that are not durable yet", lambda: self.writer.num_waiting),
             ("usage_store_away", "1 while events go to the journal", lambda: self.writer.is_store_away),
             ("usage_stalled", "1 while nothing takes events", lambda: self.writer.is_stalled),
         ]
 
+    @property
+    def keeper(self) -> OpenRequests:
+        """Where requests are written down while Valkey is away."""
+        return self._open
+
     def start(self) -> None:
         """Begin to commit; what earlier processes left on this machine is replayed."""
         self.writer.start()
         self.budgets.start()
+        self._looking = asyncio.create_task(self._left.run())
 
     async def close(self) -> None:
         """Make all events durable, then let go of the database."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self.budgets.close()
         await self.writer.close()
+        self._open.close()
         self._engine.dispose()
 
     def readiness_check(self) -> Callable[[], Awaitable[Readiness]]:

@@ -42,6 +42,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         metering=usage.metering,
         budgets=usage.budgets,
         claims=usage.claims,
+        keeper=usage.keeper,
     )
     keys = KeyService(
         spec.database_url,

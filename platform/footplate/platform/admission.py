@@ -255,7 +255,7 @@ class Admission:
             if decision.refusal.budget is not None:
                 raise self._over_budget(decision.refusal.budget)
             raise refused(decision.refusal, decision.states, needed.num_tokens)
-        self.settlement.open(hold)
+        self.settlement.open(hold, is_local=decision.is_local)
         over_soft = exceeded_soft(terms.budgets, decision.budgets) if decision.budgets else ()
         for _ in over_soft:
             self.metrics.soft_budget_exceeded()

@@ -47,6 +47,18 @@ class Running(Protocol):
         ...
 
 
+class HoldKeeper(Protocol):
+    """Where requests are written down that the shared store may not know of."""
+
+    def keep(self, request_id: str, note: bytes, progress: bytes) -> None:
+        """Note one, or how far it has come since."""
+        ...
+
+    def drop(self, request_id: str) -> None:
+        """It has ended, or the store knows of it; unknown ones are ignored."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Hold:
     """What one running request holds of its limits, and the lease under which others know of it."""
@@ -61,6 +73,8 @@ class Hold:
     # The lease of a request without limits, which nothing waits for until its first token.
     leasing: asyncio.Task[Decision] | None = None
     is_open: bool = True
+    # Held in this process alone, since the store was away when it began.
+    is_local: bool = False
     told: tuple[int, bytes] = (0, b"")
     beaten_at: float = 0.0
 
@@ -78,11 +92,13 @@ class Settlement:
         lease_s: float = 30.0,
         sink: EventSink | None = None,
         budgets: Budgets | None = None,
+        keeper: HoldKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limiter = limiter
         self._sink = sink
         self._budgets = budgets
+        self._keeper = keeper
         self._clock = clock
         self._renew_s = lease_s / BEATS_PER_LEASE
         self._beat_s = min(self._renew_s, MAX_BEAT_S)
@@ -100,15 +116,23 @@ class Settlement:
         """How many ends are on their way to the limiter."""
         return len(self._ending)
 
-    def open(self, hold: Hold) -> None:
-        """Keep a hold alive until it ends."""
+    def open(self, hold: Hold, *, is_local: bool = False) -> None:
+        """Keep a hold alive until it ends. `is_local`: the store does not have it."""
+        if is_local:
+            self._note_local(hold)
         hold.beaten_at = self._clock()
         self._open.add(hold)
 
     def open_beside(self, hold: Hold) -> None:
         """As `open`, and make the lease of a request that no limit has to admit, while it begins."""
-        asking = self._limiter.reserve(hold.tenant_id, hold.request_id, (), Amounts(), hold.note)
-        hold.leasing = asyncio.create_task(asking)
+
+        async def lease() -> Decision:
+            decision = await self._limiter.reserve(hold.tenant_id, hold.request_id, (), Amounts(), hold.note)
+            if decision.is_local:
+                self._note_local(hold)
+            return decision
+
+        hold.leasing = asyncio.create_task(lease())
         self.open(hold)
 
     def settle(self, hold: Hold, num_tokens: int, event: UsageEvent | None = None) -> None:
@@ -196,7 +220,17 @@ class Settlement:
         finally:
             # Until here its lease is kept up: nobody else is to write what is on its way.
             self._open.discard(hold)
+        if self._keeper is not None:
+            self._keeper.drop(hold.request_id)
         await end()
+
+    def _note_local(self, hold: Hold) -> None:
+        hold.is_local = True
+        self._keep(hold, b"")
+
+    def _keep(self, hold: Hold, progress: bytes) -> None:
+        if self._keeper is not None and hold.note:
+            self._keeper.keep(hold.request_id, hold.note, progress)
 
     def _take_out(self, hold: Hold) -> bool:
         is_first, hold.is_open = hold.is_open, False
@@ -220,11 +254,21 @@ class Settlement:
     async def _beat_tenant(self, tenant_id: str, beats: Sequence[tuple[Hold, Beat]], now: float) -> None:
         outcomes = await self._limiter.heartbeat(tenant_id, [beat for _, beat in beats])
         for (hold, beat), outcome in zip(beats, outcomes, strict=True):
+            self._note_heard(hold, beat, outcome)
             if outcome.state is ReservationState.UNKNOWN and hold.is_open:
                 await self._hold_again(hold)
             elif outcome.state is not ReservationState.UNHEARD:
                 hold.beaten_at = now
                 hold.told = (beat.num_tokens, beat.progress)
+
+    def _note_heard(self, hold: Hold, beat: Beat, outcome: Outcome) -> None:
+        """While the store does not hear of a request, it stands on this machine's disk."""
+        if hold not in self._open:
+            return  # it ended meanwhile
+        if outcome.state is ReservationState.UNHEARD or hold.is_local:
+            self._keep(hold, beat.progress)
+        elif self._keeper is not None:
+            self._keeper.drop(hold.request_id)
 
     async def _hold_again(self, hold: Hold) -> None:
         """The store has lost its data: count what runs anew, whatever the limits say of it now."""

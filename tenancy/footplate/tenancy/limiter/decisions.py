@@ -147,6 +147,8 @@ class Decision:
     budgets: tuple[BudgetState, ...] = ()
     # The reservation was there: an answer was lost and the question came again. Nothing more was taken.
     is_repeated: bool = False
+    # It is held in this process alone: nobody else would find its lease over.
+    is_local: bool = False
 
     @property
     def is_admitted(self) -> bool:

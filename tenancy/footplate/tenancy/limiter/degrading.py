@@ -139,6 +139,7 @@ class DegradingLimiter:
                 # What others spend meanwhile can't be known: budgets are closed.
                 return Decision(request_id, refusal=Refusal(RefusalKind.UNAVAILABLE, retry_after_s=1))
             decision = await self._reserve_degraded(tenant_id, request_id, limits, amounts)
+            decision = replace(decision, is_local=True)
             if note and decision.is_admitted:
                 self._notes[tenant_id, request_id] = note
             return decision

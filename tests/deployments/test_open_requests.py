@@ -1,0 +1,80 @@
+"""What a killed gateway left open on this machine is found once, and what it ended is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from footplate.deployments.open_requests import LeftRequests, OpenRequests, read_open
+from footplate.tenancy.limiter.reservations import LostRequest
+
+
+class Carers:
+    def __init__(self) -> None:
+        self.told: list[LostRequest] = []
+        self.is_failing = False
+
+    async def take_care(self, lost: Sequence[LostRequest]) -> None:
+        if self.is_failing:
+            raise RuntimeError("away")
+        self.told += lost
+
+
+def killed(root: Path) -> None:
+    """A process that is killed with two requests open."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        kept = OpenRequests(root, "victim", max_file_bytes=400)
+        for number in range(20):
+            kept.keep("a", b"note a", b"%d" % number)
+            kept.keep(f"over {number}", b"note", b"")
+            kept.drop(f"over {number}")
+        kept.keep("b", b"note b", b"")
+        os.write(writer, b"x")
+        signal.pause()
+    os.read(reader, 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_what_a_killed_process_left_is_taken_care_of_once(tmp_path: Path) -> None:
+    killed(tmp_path)
+    [path] = tmp_path.glob("*.open")
+    assert path.stat().st_size < 600, "it is begun anew with what is kept"
+    alive = OpenRequests(tmp_path, "alive")
+    alive.keep("c", b"note c", b"")
+    port = Carers()
+    left = LeftRequests(tmp_path, port)
+    port.is_failing = True
+    with pytest.raises(RuntimeError):
+        asyncio.run(left.look())
+    port.is_failing = False
+    assert asyncio.run(left.look()) == 2
+    assert port.told == [LostRequest("a", b"note a", b"19"), LostRequest("b", b"note b", b"")]
+    assert asyncio.run(left.look()) == 0
+    assert [found.name for found in tmp_path.iterdir()] == ["alive.open"]
+    # In order: what is open stays for others to find, and without any there is no file.
+    alive.close()
+    assert asyncio.run(left.look()) == 1
+
+
+def test_no_file_is_left_when_all_has_ended(tmp_path: Path) -> None:
+    kept = OpenRequests(tmp_path, "p")
+    kept.drop("unknown")
+    assert list(tmp_path.iterdir()) == []
+    kept.keep("a", b"note", b"")
+    kept.drop("a")
+    assert list(tmp_path.iterdir()) == []
+    kept.keep("b", b"note", b"far")
+    [path] = tmp_path.iterdir()
+    assert read_open(path.read_bytes()) == [LostRequest("b", b"note", b"far")]
+    assert read_open(path.read_bytes()[:-1]) == []
+    kept.drop("b")
+    kept.close()
+    assert list(tmp_path.iterdir()) == []
