@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from footplate.billing.errors import BillingError
-from footplate.billing.request_keys import RequestKeys
+from footplate.billing.request_keys import FirstRequest, RequestKeys
 from footplate.billing.usage import EventId, TenantId
 from footplate.engine.errors import InvalidRequest
 from footplate.platform.errors import MeteringUnavailable, RequestRepeated
@@ -19,6 +19,8 @@ _LOGGER = logging.getLogger(__name__)
 HEADER = "Idempotency-Key"
 MAX_KEY_CHARS = 255
 CLAIM_S = 3.0
+# What a failed release waits before it is tried again.
+RELEASE_PAUSES_S = (0.1, 0.5, 2.0, 8.0)
 
 
 def checked_key(text: str | None) -> str | None:
@@ -37,9 +39,11 @@ class RequestClaims:
 
     def __init__(self, keys: RequestKeys) -> None:
         self._keys = keys
+        # Claims that are asked and not answered yet, by request: one may come true long after nobody waits.
+        self._asking: dict[str, asyncio.Future[FirstRequest | None]] = {}
 
     async def claim(self, tenant_id: str, key: str, request_id: str) -> None:
-        """Be the first under a key. To claim in vain leaves nothing behind.
+        """Be the first under a key. Unless the request runs, `release` must follow, whatever comes of this.
 
         Raises:
             RequestRepeated: another request was.
@@ -47,6 +51,8 @@ class RequestClaims:
         """
         asked = (TenantId(tenant_id), key, EventId(request_id))
         asking = asyncio.ensure_future(asyncio.to_thread(self._keys.claim, *asked))
+        self._asking[request_id] = asking
+        asking.add_done_callback(lambda _: self._asking.pop(request_id, None))
         try:
             async with asyncio.timeout(CLAIM_S):
                 first = await asyncio.shield(asking)
@@ -66,7 +72,14 @@ class RequestClaims:
 
     async def release(self, tenant_id: str, key: str, request_id: str) -> None:
         """The request did not begin: its key may be used again. Where that can't be told it is kept."""
-        try:
-            await asyncio.to_thread(self._keys.release, TenantId(tenant_id), key, EventId(request_id))
-        except BillingError:
-            _LOGGER.warning("an idempotency key of a request that did not begin could not be freed")
+        asking = self._asking.get(request_id)
+        if asking is not None:
+            # Freed before it is taken, it would be kept for a day.
+            await asyncio.wait([asking])
+        for pause_s in RELEASE_PAUSES_S:
+            try:
+                await asyncio.to_thread(self._keys.release, TenantId(tenant_id), key, EventId(request_id))
+                return
+            except BillingError:
+                await asyncio.sleep(pause_s)
+        _LOGGER.warning("an idempotency key of a request that did not begin could not be freed")
