@@ -11,6 +11,13 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+BATCH_PRIORITY = 2**40
+"""The priority of batch work, and where its class begins: lower runs first.
+
+Far behind whatever a client (at most 2**31) and its quota (at most 100) can ask for together. Work of this
+class runs after all other work under every policy, `fcfs` too, and gives up its blocks and rows to it.
+"""
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""
@@ -69,7 +76,8 @@ class EngineRequest:
     cache_scope: bytes = b""
     tenant: str = "default"  # whose virtual token counter pays, under policy `fair`
     weight: float = 1.0  # the tenant's share under policy `fair`
-    priority: int = 0  # lower runs first, under policies `priority` and `fair`
+    # lower runs first, under policies `priority` and `fair`; BATCH_PRIORITY is a class of its own under all
+    priority: int = 0
     adapter_id: str | None = None  # room for LoRA; refused while no adapter is loaded
     kv_transfer: Mapping[str, Any] | None = None  # room for prefill/decode disaggregation; refused for now
 

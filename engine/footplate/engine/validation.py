@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 
 from footplate.engine.errors import InvalidRequest
-from footplate.engine.types import EngineRequest, SamplingParams
+from footplate.engine.types import BATCH_PRIORITY, EngineRequest, SamplingParams
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -33,7 +33,7 @@ def validate_request(request: EngineRequest, vocab_size: int) -> None:
     if request.kv_transfer is not None:
         raise InvalidRequest("this engine does not transfer KV blocks", "kv_transfer")
     _check_range("weight", request.weight, MIN_WEIGHT, 1 / MIN_WEIGHT)
-    _check_int("priority", request.priority, -(2**31), 2**31)
+    _check_int("priority", request.priority, -(2**31), BATCH_PRIORITY)
     validate_params(request.params, vocab_size)
 
 
