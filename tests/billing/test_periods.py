@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from html.parser import HTMLParser
 from zoneinfo import ZoneInfo
@@ -10,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from footplate.billing.adapters.postgres.month_reader import PostgresMonthReader
 from footplate.billing.errors import NotFound, PeriodClosed, PeriodNotClosable
@@ -145,6 +147,33 @@ def test_a_late_event_whose_model_had_no_price_takes_that_of_the_open_month(book
     books.prices.add(price_list(DECEMBER - timedelta(days=1), m=USUAL, new=USUAL), imported_by="test")
     assert books.ledger.month_spend(A, DECEMBER) == 5_000_000
     assert books.rows("select 1 from billing.quarantine") == []
+
+
+def test_a_crash_before_the_commit_leaves_neither_the_change_nor_what_stands_beside_it(
+    books: OpenBooks, books_url: str
+) -> None:
+    """The audit record of closing a month or importing prices is written in its transaction."""
+    books.events.commit([event()])
+
+    def die(transaction: object, done: object) -> None:
+        assert isinstance(transaction, Connection)
+        transaction.execute(text("create table public.beside (id int)"))
+        os._exit(9)
+
+    month = books.books.calendar.period("2026-11")
+    for is_closing in (True, False):
+        child = os.fork()
+        if not child:
+            with suppress(BaseException), open_books(books_url) as own:
+                own.clock.now = DECEMBER
+                if is_closing:
+                    own.periods.close(month, closed_by="k", beside=die)
+                own.prices.add(price_list(DECEMBER), imported_by="k", beside=die)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    with books.engine.begin() as connection:
+        assert connection.execute(text("select to_regclass('public.beside')")).scalar() is None
+    assert books.periods.closed() == [] and len(books.prices.book().versions) == 1
 
 
 def test_a_month_is_closed_once_it_is_over_in_order_and_with_nothing_open(books: OpenBooks) -> None:

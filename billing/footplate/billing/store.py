@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from footplate.billing.exports.request import Export, ExportRequest
 from footplate.billing.ledger import Account
@@ -23,6 +23,19 @@ from footplate.billing.reports import Report, ReportQuery
 from footplate.billing.statements import MonthUsage
 from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import EventId, TenantId, UsageEvent
+
+_Done = TypeVar("_Done", contravariant=True)
+
+
+class Beside(Protocol[_Done]):
+    """Writes what must stand or fall with a change, such as its audit record.
+
+    It runs before the change is committed, and what it raises undoes the change.
+    """
+
+    def __call__(self, transaction: object, done: _Done, /) -> None:
+        """`transaction`: the connection that the change is made on, for other stores of the database."""
+        ...
 
 
 class CommitOutcome(StrEnum):
@@ -87,7 +100,9 @@ class PriceStore(Protocol):
         """All versions."""
         ...
 
-    def add(self, prices: PriceList, *, imported_by: str) -> PriceVersion:
+    def add(
+        self, prices: PriceList, *, imported_by: str, beside: Beside[PriceVersion] | None = None
+    ) -> PriceVersion:
         """Import a list as a new version.
 
         It may begin in the past as long as it gives models a price that had none: events in quarantine are
@@ -188,7 +203,9 @@ class PeriodStore(Protocol):
         """What stands for and against closing a month now. Reads all its events."""
         ...
 
-    def close(self, period: Period, *, closed_by: str) -> ClosedPeriod:
+    def close(
+        self, period: Period, *, closed_by: str, beside: Beside[ClosedPeriod] | None = None
+    ) -> ClosedPeriod:
         """Close a month: nothing counts in it afterwards.
 
         Raises:

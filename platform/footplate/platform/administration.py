@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
-from footplate.platform.billing_desk import BillingDesk
+from footplate.platform.billing_desk import LONG_S, BillingDesk
 from footplate.platform.ports import UseReader
-from footplate.tenancy.admin.administration import Administration, Changed, IdempotentRequest
+from footplate.tenancy.admin.administration import Administration, Changed, Enclosing, IdempotentRequest
 from footplate.tenancy.admin.audit import AuditRecord, Caller
 from footplate.tenancy.admin.refusals import RefusalBudget
 from footplate.tenancy.admin.store import Reader, Writer
@@ -78,8 +78,29 @@ class AdminDesk:
         request: IdempotentRequest | None = None,
     ) -> Changed:
         """As `Administration.change`; all who listen have been told when it returns."""
-        # A client that goes away must not leave a change that nobody was told of.
-        return await asyncio.shield(asyncio.ensure_future(self._change(caller, work, request)))
+
+        async def make() -> Changed:
+            return await self._run(self._threads, lambda: self.administration.change(caller, work, request))
+
+        return await self._told(make)
+
+    async def change_books(
+        self,
+        caller: Caller,
+        enclosing: Enclosing[_Answer],
+        work: Callable[[Writer, _Answer], dict[str, object]],
+        request: IdempotentRequest | None = None,
+    ) -> Changed:
+        """As `Administration.change_enclosed`; it may take as long as closing a month does."""
+        billing = self.billing
+        assert billing is not None
+
+        async def make() -> Changed:
+            return await billing.ask(
+                lambda: self.administration.change_enclosed(caller, enclosing, work, request), wait_s=LONG_S
+            )
+
+        return await self._told(make)
 
     async def note_refusal(self, record: AuditRecord) -> None:
         """Write down a change that was refused, unless its key has caused too many such records.
@@ -96,16 +117,17 @@ class AdminDesk:
         for threads in (self._threads, self._side_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _change(
-        self,
-        caller: Caller,
-        work: Callable[[Writer], dict[str, object]],
-        request: IdempotentRequest | None,
-    ) -> Changed:
-        changed = await self._run(self._threads, lambda: self.administration.change(caller, work, request))
-        if self.tells is not None:
-            await self.tells.tell(changed.notices)
-        return changed
+    async def _told(self, make: Callable[[], Awaitable[Changed]]) -> Changed:
+        """What a change made, once all who listen have been told."""
+
+        async def change() -> Changed:
+            changed = await make()
+            if self.tells is not None:
+                await self.tells.tell(changed.notices)
+            return changed
+
+        # A client that goes away must not leave a change that nobody was told of.
+        return await asyncio.shield(asyncio.ensure_future(change()))
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], _Answer]) -> _Answer:
         try:

@@ -96,6 +96,29 @@ def test_a_change_whose_record_fails_is_not_made(world: World) -> None:
     assert world.ok("GET", "tenants?name=new")["data"] == []
 
 
+@pytest.mark.parametrize("action", ["prices.import", "period.close"])
+def test_a_change_of_the_books_whose_record_fails_is_not_made(world: World, action: str) -> None:
+    with world.engine.begin() as connection:
+        connection.exec_driver_sql(f"alter table tenancy.audit_records add check (action <> '{action}')")
+    if action == "prices.import":
+        assert world.call("POST", "prices", PRICES, idempotency_key="k").status_code == 500
+        assert world.billing.prices.book().versions == []
+    else:
+        assert world.call("POST", "periods/2026-09/close", idempotency_key="k").status_code == 500
+        assert world.billing.periods.closed() == []
+    assert world.rows("select 1 from tenancy.idempotent_answers") == []
+
+
+def test_one_request_to_import_prices_that_comes_many_times_at_once_makes_one_version(world: World) -> None:
+    async def many() -> list[Any]:
+        calls = [world.call_async("POST", "/admin/v1/prices", PRICES, idempotency_key="k") for _ in range(6)]
+        return [response.json() for response in await asyncio.gather(*calls)]
+
+    answers = asyncio.run(many())
+    assert {answer["id"] for answer in answers} == {"1"}
+    assert len(world.billing.prices.book().versions) == len(world.records()) == 1
+
+
 def test_records_are_filtered_and_shown_from_either_end(world: World) -> None:
     world.ok("PATCH", f"tenants/{world.team}", {"cost_center": "1"})
     world.ok("PATCH", f"tenants/{world.other}", {"cost_center": "2"})

@@ -12,6 +12,14 @@ from footplate.tenancy.changes import Change, change_of
 from footplate.tenancy.errors import IdempotencyKeyReused
 
 _Answer = TypeVar("_Answer")
+_Done = TypeVar("_Done")
+# Makes a change of another store, and calls what it is given before that is committed: with the connection of
+# its transaction, and with what was done.
+Enclosing = Callable[[Callable[[object, _Done], None]], object]
+
+
+class _MadeMeanwhile(Exception):
+    """The same request has gone through while this one waited for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +66,66 @@ class Administration:
                 safe.
         """
         with self._store.writing() as writer:
-            if request is not None:
-                earlier = writer.recall(caller.key_id, request.idempotency_key)
-                if earlier is not None:
-                    return _repeated(earlier, request)
-            answer = work(writer)
-            if request is not None:
-                kept = {**answer, "key": None} if "key" in answer else answer
-                writer.remember(
-                    caller.key_id, request.idempotency_key, RememberedAnswer(request.request_hash, kept)
-                )
-            notices = tuple(filter(None, map(change_of, writer.recorded)))
-        return Changed(answer, notices)
+            return _earlier(writer, caller, request) or _made(writer, caller, request, work(writer))
+
+    def change_enclosed(
+        self,
+        caller: Caller,
+        enclosing: Enclosing[_Done],
+        work: Callable[[Writer, _Done], dict[str, Any]],
+        request: IdempotentRequest | None = None,
+    ) -> Changed:
+        """As `change`, in the transaction of another store on the same database.
+
+        What is done there, its record and the remembered answer stand or fall together, whatever dies when.
+        """
+        changed = self._recalled(caller, request)
+        if changed is not None:
+            return changed
+        made: list[Changed] = []
+
+        def beside(transaction: object, done: _Done) -> None:
+            with self._store.writing(within=transaction) as writer:
+                if _earlier(writer, caller, request) is not None:
+                    raise _MadeMeanwhile
+                made.append(_made(writer, caller, request, work(writer, done)))
+
+        try:
+            enclosing(beside)
+        except Exception:
+            # Refused, perhaps, because the same request went through a moment ago.
+            changed = self._recalled(caller, request)
+            if changed is None:
+                raise
+            return changed
+        return made[0]
+
+    def _recalled(self, caller: Caller, request: IdempotentRequest | None) -> Changed | None:
+        if request is None:
+            return None
+        with self._store.writing() as writer:
+            return _earlier(writer, caller, request)
 
     def note_refusals(self, records: Sequence[AuditRecord]) -> None:
         """Write down changes that were refused. Raises StoreUnavailable."""
         with self._store.writing() as writer:
             for record in records:
                 writer.record(record)
+
+
+def _earlier(writer: Writer, caller: Caller, request: IdempotentRequest | None) -> Changed | None:
+    """The answer to the same request before. Raises IdempotencyKeyReused."""
+    earlier = None if request is None else writer.recall(caller.key_id, request.idempotency_key)
+    return None if request is None or earlier is None else _repeated(earlier, request)
+
+
+def _made(
+    writer: Writer, caller: Caller, request: IdempotentRequest | None, answer: dict[str, Any]
+) -> Changed:
+    if request is not None:
+        kept = {**answer, "key": None} if "key" in answer else answer
+        writer.remember(caller.key_id, request.idempotency_key, RememberedAnswer(request.request_hash, kept))
+    return Changed(answer, tuple(filter(None, map(change_of, writer.recorded))))
 
 
 def _repeated(earlier: RememberedAnswer, request: IdempotentRequest) -> Changed:

@@ -105,6 +105,10 @@ class AdminStore(Protocol):
 
     def reading(self) -> AbstractContextManager[Reader]: ...
 
-    def writing(self) -> AbstractContextManager[Writer]:
-        """A transaction; it commits when the block ends, unless by an exception."""
+    def writing(self, within: object | None = None) -> AbstractContextManager[Writer]:
+        """A transaction; it commits when the block ends, unless by an exception.
+
+        `within`: the connection of another store's transaction on the same database. All is written in that
+        one, and its owner commits.
+        """
         ...

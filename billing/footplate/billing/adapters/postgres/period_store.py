@@ -27,6 +27,7 @@ from footplate.billing.periods import (
     PeriodTotals,
     reasons_not_to_close,
 )
+from footplate.billing.store import Beside
 
 _NET = " + ".join(AMOUNT_COLUMNS[:3]) + "".join(f" - {name}" for name in AMOUNT_COLUMNS[3:])
 _TOTALS = f"""
@@ -59,7 +60,9 @@ class PostgresPeriodStore:
         with reading(self._books.engine, is_long=True) as connection:
             return self._inspect(connection, period)
 
-    def close(self, period: Period, *, closed_by: str) -> ClosedPeriod:
+    def close(
+        self, period: Period, *, closed_by: str, beside: Beside[ClosedPeriod] | None = None
+    ) -> ClosedPeriod:
         """As `PeriodStore.close`. A month's events are read before commits have to wait."""
         with reading(self._books.engine, is_long=True) as connection:
             self._refuse(connection, period, self._inspect(connection, period))
@@ -71,6 +74,8 @@ class PostgresPeriodStore:
             self._refuse(connection, period, state)
             closed = ClosedPeriod(period, self._books.clock(), closed_by, totals)
             connection.execute(insert(closed_periods).values(_values(closed)))
+            if beside is not None:
+                beside(connection, closed)
             return closed
 
     def _refuse(self, connection: Connection, period: Period, state: ClosingState) -> None:

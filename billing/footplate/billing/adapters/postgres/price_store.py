@@ -17,6 +17,7 @@ from footplate.billing.prices import (
     PriceVersionId,
     repriced_models,
 )
+from footplate.billing.store import Beside
 from footplate.billing.usage import TokenClass
 
 _CLOSED_UNTIL = f"select max(ends_at) from {SCHEMA}.closed_periods"
@@ -55,7 +56,9 @@ class PostgresPriceStore:
             assert driver is not None
             return read_book(driver)
 
-    def add(self, prices: PriceList, *, imported_by: str) -> PriceVersion:
+    def add(
+        self, prices: PriceList, *, imported_by: str, beside: Beside[PriceVersion] | None = None
+    ) -> PriceVersion:
         """As `PriceStore.add`."""
         if prices.currency != self._books.currency:
             raise InvalidPrice(
@@ -82,8 +85,11 @@ class PostgresPriceStore:
                 (number, name, *map(prices.models[name].of, TokenClass)) for name in sorted(prices.models)
             ]
             _INSERT_PRICES.run(driver, rows)
+            version = PriceVersion(number, prices, now, imported_by)
+            if beside is not None:
+                beside(connection, version)
         self._rate_quarantined()
-        return PriceVersion(number, prices, now, imported_by)
+        return version
 
 
 def _check_time(driver: Driver, prices: PriceList) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from footplate.billing.errors import NotFound, PeriodClosed
+from footplate.billing.errors import NotFound
 from footplate.billing.exports.request import Export, ExportFormat, ExportRequest, FocusVersion
 from footplate.billing.money import decimal_text
 from footplate.billing.periods import ClosedPeriod, Period
@@ -25,6 +25,7 @@ from footplate.billing.reports import (
 )
 from footplate.billing.statement_html import statement_html
 from footplate.billing.statements import Statement, StatementHead, make_statement
+from footplate.billing.store import Beside
 from footplate.billing.time_ranges import TimeRange, parse_range
 from footplate.billing.usage import KeyId, ModelName, TenantId
 from footplate.platform.billing_desk import LONG_S, BillingDesk
@@ -86,13 +87,15 @@ async def import_prices(exchange: AdminExchange) -> Response:
     billing = exchange.billing
     prices = from_fields(_given(exchange))
 
-    def work(writer: Writer) -> dict[str, Any]:
-        version = billing.prices.add(prices, imported_by=exchange.caller.key_id)
+    def enclosing(beside: Beside[PriceVersion]) -> PriceVersion:
+        return billing.prices.add(prices, imported_by=exchange.caller.key_id, beside=beside)
+
+    def work(writer: Writer, version: PriceVersion) -> dict[str, Any]:
         shown = _price_fields(version, is_in_force=version.effective_from <= billing.now())
         _record(exchange, writer, Target(TargetKind.PRICES, str(version.id)), None, prices.fields())
         return shown
 
-    answer = await exchange.change(work)
+    answer = await exchange.change_books(enclosing, work)
     await billing.ask(billing.rate_quarantined, wait_s=LONG_S)
     return answer
 
@@ -192,22 +195,15 @@ async def close_period(exchange: AdminExchange) -> Response:
     billing = exchange.billing
     period = _period(exchange)
 
-    def close() -> ClosedPeriod | PeriodClosed:
-        try:
-            return billing.periods.close(period, closed_by=exchange.caller.key_id)
-        except PeriodClosed as error:
-            return error  # whoever repeats a request is answered as the first time
+    def enclosing(beside: Beside[ClosedPeriod]) -> ClosedPeriod:
+        return billing.periods.close(period, closed_by=exchange.caller.key_id, beside=beside)
 
-    closed = await billing.ask(close, wait_s=LONG_S)
-
-    def work(writer: Writer) -> dict[str, Any]:
-        if isinstance(closed, PeriodClosed):
-            raise closed
+    def work(writer: Writer, closed: ClosedPeriod) -> dict[str, Any]:
         shown = _period_fields(billing, period, closed)
         _record(exchange, writer, Target(TargetKind.PERIOD, period.id), {"state": "open"}, shown)
         return shown
 
-    return await exchange.change(work)
+    return await exchange.change_books(enclosing, work)
 
 
 async def show_statement(exchange: AdminExchange) -> Response:

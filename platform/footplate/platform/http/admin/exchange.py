@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -22,13 +22,14 @@ from footplate.platform.http.errors import MAX_NAME_CHARACTERS, api_error
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.schemas import Body, parse_body
 from footplate.tenancy.access import Action, require_role
-from footplate.tenancy.admin.administration import IdempotentRequest
+from footplate.tenancy.admin.administration import Changed, Enclosing, IdempotentRequest
 from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target, TargetKind
 from footplate.tenancy.admin.store import DEFAULT_LIMIT, Page, Writer
 from footplate.tenancy.api_keys import Role
 from footplate.tenancy.errors import InvalidValue, NotFound, StoreUnavailable
 from footplate.tenancy.tenants import TENANT_ID, refuse_keys
 
+_Done = TypeVar("_Done")
 PREFIX = "/admin/v1"
 PAGE_PARAMETERS = ("limit", "after", "order")
 MAX_IDEMPOTENCY_KEY = 255
@@ -111,10 +112,13 @@ class AdminExchange:
 
     async def change(self, work: Callable[[Writer], dict[str, Any]]) -> Response:
         """Run a change and answer; a repeated request is answered as it was, and says so in a header."""
-        changed = await self.desk.change(self.caller, work, self._idempotent())
-        headers = {"idempotency-replayed": "true"} if changed.is_repeated else {}
-        # A key's text must stay in no cache on the way.
-        return JSONResponse(changed.answer, headers={"cache-control": "no-store", **headers})
+        return _changed(await self.desk.change(self.caller, work, self._idempotent()))
+
+    async def change_books(
+        self, enclosing: Enclosing[_Done], work: Callable[[Writer, _Done], dict[str, Any]]
+    ) -> Response:
+        """The same of a change of the books: it is committed with its record, or not at all."""
+        return _changed(await self.desk.change_books(self.caller, enclosing, work, self._idempotent()))
 
     def _idempotent(self) -> IdempotentRequest | None:
         key = self.request.headers.get("idempotency-key")
@@ -130,6 +134,12 @@ class AdminExchange:
         # The path tells the endpoint and its target apart; ids can't hold a line break.
         text = f"{self.request.url.path}\n{json.dumps(asked, sort_keys=True)}"
         return IdempotentRequest(key, hashlib.sha256(text.encode()).digest())
+
+
+def _changed(changed: Changed) -> Response:
+    headers = {"idempotency-replayed": "true"} if changed.is_repeated else {}
+    # A key's text must stay in no cache on the way.
+    return JSONResponse(changed.answer, headers={"cache-control": "no-store", **headers})
 
 
 def listed(items: list[dict[str, Any]], *, has_more: bool) -> Response:

@@ -25,6 +25,7 @@ from footplate.tenancy.access import Action
 from footplate.tenancy.adapters.postgres.store import (
     as_quota,
     as_tenant,
+    keep_others_out,
     new_tenant_id,
     reading,
     writing,
@@ -56,10 +57,15 @@ class PostgresAdminStore:
             yield _Reader(connection)
 
     @contextmanager
-    def writing(self) -> Iterator[Writer]:
-        """As `AdminStore.writing`."""
-        with writing(self._engine) as connection:
-            yield _Writer(connection)
+    def writing(self, within: object | None = None) -> Iterator[Writer]:
+        """As `AdminStore.writing`; `within` is a SQLAlchemy connection."""
+        if within is None:
+            with writing(self._engine) as connection:
+                yield _Writer(connection)
+            return
+        assert isinstance(within, Connection)
+        keep_others_out(within)
+        yield _Writer(within)
 
     def changes_after(self, last: int | None) -> Changes:
         """As `ChangeLog.changes_after`."""

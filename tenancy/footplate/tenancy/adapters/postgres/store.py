@@ -72,10 +72,15 @@ def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction, alone among all that write; commits when the block ends. Raises StoreUnavailable."""
     try:
         with engine.begin() as connection:
-            connection.execute(text("select pg_advisory_xact_lock(:id)"), {"id": _WRITE_LOCK_ID})
+            keep_others_out(connection)
             yield connection
     except _UNAVAILABLE as error:
         raise StoreUnavailable("PostgreSQL gave no answer") from error
+
+
+def keep_others_out(connection: Connection) -> None:
+    """Wait until nobody else writes; nobody does before this transaction ends."""
+    connection.execute(text("select pg_advisory_xact_lock(:id)"), {"id": _WRITE_LOCK_ID})
 
 
 class PostgresKeyStore:
