@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from footplate.engine.core import EngineCore
-from footplate.engine.types import EngineRequest
+from footplate.engine.types import BATCH_PRIORITY, EngineRequest
 from tests.engine.answers import greedy, run
 
 BLOCK = 16
@@ -184,18 +184,24 @@ def _kv(core: EngineCore, row: int, num_tokens: int) -> list[torch.Tensor]:
 
 
 def check_random_aborts_leave_nothing_held(rig: Rig, num_requests: int, seed: int) -> None:
-    """Arrivals and aborts at random on a small pool, one step ahead: every token is one it has alone."""
+    """Arrivals and aborts at random on a small pool, one step ahead: every token is one it has alone.
+
+    Half is batch work: paused beside other work, some of it riding along, and preempted with steps in flight.
+    """
     rng = random.Random(seed)
     shared = rig.prompt(77, 32)
     kinds = [(shared + rig.prompt(i, 3 + 5 * i), 12 + 5 * i) for i in range(6)]
     want = [rig.solo(prompt, max_tokens=length) for prompt, length in kinds]
-    core = rig.make(num_blocks=9, prefix_caching=True, max_num_batched_tokens=48, max_num_seqs=6)
+    core = rig.make(
+        num_blocks=9, prefix_caching=True, max_num_batched_tokens=48, max_num_seqs=6, batch_class_tokens=2
+    )
     left, live, told = num_requests, {}, {}
     while left or core.has_work:
         if left and rng.random() < 0.5:
             kind, name = rng.randrange(len(kinds)), f"r{left}"
             prompt, length = kinds[kind]
-            core.add(EngineRequest(name, prompt, greedy(length)))
+            priority = rng.choice([0, BATCH_PRIORITY])
+            core.add(EngineRequest(name, prompt, greedy(length), priority=priority))
             live[name], told[name], left = kind, [], left - 1
         if live and rng.random() < 0.15:
             core.abort(rng.choice(list(live)))

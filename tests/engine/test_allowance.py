@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from footplate.engine import allowance as allowance_module
-from footplate.engine import scheduler as scheduler_module
+from footplate.engine import step as step_module
 from footplate.engine.allowance import BURST_STEPS, EARNED_BY_TOKEN, STEPS_BETWEEN, PromptAllowance
 from tests.engine.engine_builders import Driver, make_request
 
@@ -20,7 +20,7 @@ MONSTER = int(4 * BURST)
 @pytest.fixture(autouse=True)
 def flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of any depth cost the same here."""
-    monkeypatch.setattr(scheduler_module, "DEPTH_TOKENS", math.inf)
+    monkeypatch.setattr(step_module, "DEPTH_TOKENS", math.inf)
 
 
 def driver(**options: Any) -> Driver:

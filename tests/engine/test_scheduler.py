@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import footplate.engine.scheduler as scheduler_module
+import footplate.engine.step as step_module
 from footplate.engine.errors import EngineOverloaded, InvalidRequest, RequestTooLarge
 from footplate.engine.prefix import PrefixHasher
 from footplate.engine.types import EngineRequest, FinishReason
@@ -491,7 +491,7 @@ def test_an_abort_amid_prompt_logprobs_leaves_nothing() -> None:
     driver.add(make_request("r", 30, prompt_logprobs=0))
     driver.step()
     driver.launch()
-    (sequence,) = driver.scheduler._running
+    (sequence,) = driver.scheduler.live_sequences()
     assert len(sequence.prompt_logprobs) == 8
     driver.scheduler.abort("r")
     driver.read()
@@ -531,7 +531,7 @@ def test_after_500_random_requests_with_aborts_every_block_is_free(ahead: bool) 
 
 
 def test_the_prompt_work_of_a_step_is_bounded_and_counts_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "DEPTH_TOKENS", 32)
+    monkeypatch.setattr(step_module, "DEPTH_TOKENS", 32)
     driver = Driver(128, step_work=24, max_num_batched_tokens=256)
     driver.add(make_request("deep", 200, max_tokens=1))
     driver.run()

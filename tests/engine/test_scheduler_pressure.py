@@ -7,6 +7,7 @@ import random
 import pytest
 
 from footplate.engine.errors import EngineError
+from footplate.engine.types import BATCH_PRIORITY
 from tests.engine.engine_builders import VOCAB, Driver, make_request
 
 SHARED = [[(7 * i + n) % (VOCAB - 1) + 1 for i in range(80)] for n in (1, 5)]
@@ -49,7 +50,9 @@ def test_tiny_pools_of_shared_prompts_never_plan_an_empty_row(seed: int) -> None
         ids = choose.choice(SHARED)[: choose.choice([8, 16, 20, 24, 32, 40, 48, 60])]
         options = {"max_tokens": choose.choice([0, 1, 4, 12]), "n": choose.choice([1, 1, 2])}
         try:
-            driver.add(make_request(f"r{number}", ids, priority=choose.randint(0, 2), **options))
+            driver.add(
+                make_request(f"r{number}", ids, priority=choose.choice([0, 1, BATCH_PRIORITY]), **options)
+            )
         except EngineError:
             continue  # larger than the pool
         if driver.scheduler.has_work:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from footplate.engine.errors import EngineError
-from footplate.engine.types import EngineRequest, FinishReason
+from footplate.engine.types import BATCH_PRIORITY, EngineRequest, FinishReason
 from tests.engine.engine_builders import VOCAB, Driver, make_request
 from tests.engine.stub_device import oracle
 
@@ -25,9 +25,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         ahead=st.booleans(),
         caching=st.booleans(),
         step_work=st.sampled_from([math.inf, 3.0, 17.0]),
+        batch_bounds=st.tuples(st.sampled_from(["auto", 0, 2]), st.sampled_from(["auto", 1, 6])),
     )
     def start(
-        self, num_blocks: int, budget: int, policy: str, ahead: bool, caching: bool, step_work: float
+        self,
+        num_blocks: int,
+        budget: int,
+        policy: str,
+        ahead: bool,
+        caching: bool,
+        step_work: float,
+        batch_bounds: tuple[int | str, int | str],
     ) -> None:
         self.driver = Driver(
             num_blocks,
@@ -38,6 +46,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=6,
             policy=policy,
             prefix_caching=caching,
+            batch_class_tokens=batch_bounds[0],
+            batch_step_tokens=batch_bounds[1],
         )
         self.requests: dict[str, EngineRequest] = {}
         self.aborted: set[tuple[str, int]] = set()
@@ -46,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=st.tuples(st.integers(0, 2), st.integers(0, 24), st.integers(1, 12)),
         output=st.integers(0, 20),
         n=st.integers(1, 3),
-        who=st.tuples(st.sampled_from("ab"), st.integers(0, 1)),
+        who=st.tuples(st.sampled_from("ab"), st.sampled_from([0, 1, BATCH_PRIORITY])),
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, 0]),
     )

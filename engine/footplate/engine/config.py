@@ -40,7 +40,11 @@ class EngineConfig:
     seed: int = 0
     device: str = "auto"  # cpu, cuda or auto
     async_scheduling: bool = True  # one step ahead of the host; off gives the same ids
-    max_waiting: int = 4096  # choices queued before the door says overloaded
+    max_waiting: int = 4096  # choices queued, of batch work and of all other, before the door says overloaded
+    # tokens of batch work in a step beside other work; 0: it waits. auto: 0 on CPU, 32 on CUDA
+    batch_class_tokens: int | Auto = "auto"
+    # tokens of a step of batch work alone, whose end others wait for. auto: 32 on CPU, 512 on CUDA
+    batch_step_tokens: int | Auto = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -50,6 +54,10 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_waiting"):
             if getattr(self, name) < 1:
                 raise LoadError(f"engine.{name} is {getattr(self, name)}; it must be at least 1")
+        for name, least in (("batch_class_tokens", 0), ("batch_step_tokens", 1)):
+            value = getattr(self, name)
+            if value != "auto" and value < least:
+                raise LoadError(f"engine.{name} is {value}; it must be at least {least}, or auto")
         for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
             if getattr(self, name) != 1:
                 asked = getattr(self, name)

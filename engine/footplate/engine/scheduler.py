@@ -9,6 +9,10 @@ then return to their pools only after the last step that touches them was read b
 blocks that a step in flight may still write to, so it never happens beside one: `schedule` raises DrainFirst,
 the caller reads that step, and plans again.
 
+Batch work is a class of its own, planned last under every policy; it gets what `BatchBounds` leaves it. While
+other work is there its sequences may be paused: they keep row and blocks and are in no step. They give both
+up as soon as other work lacks them.
+
 A request for n choices computes its prompt once. Choice 0 is the leader and enters the queue; the followers
 are kept back until the leader's prompt is computed (or the leader is preempted or ends), then queue up like
 any sequence and fork: they share the leader's full blocks, copy its last one, and recompute one token.
@@ -20,39 +24,26 @@ import dataclasses
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from footplate.engine.allowance import PromptAllowance
 from footplate.engine.config import EngineConfig
-from footplate.engine.errors import EngineOverloaded, InvalidRequest, RequestTooLarge
-from footplate.engine.kv.block_pool import BlockPool, CacheEntry
+from footplate.engine.errors import EngineOverloaded, InvalidRequest
+from footplate.engine.kv.block_pool import BlockPool
 from footplate.engine.plan import NewRow, ScheduledRow, SchedulerOutput, StepResult
 from footplate.engine.prefix import PrefixHasher
+from footplate.engine.reuse import can_fork, find_reusable, register_blocks
 from footplate.engine.sequence import Sequence, SequenceState
+from footplate.engine.step import Step, token_work
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta, TokenLogprob
-from footplate.engine.validation import choice_seed, validate_request
-from footplate.engine.waiting import WaitingQueue
+from footplate.engine.validation import choice_seed, max_output_tokens, validate_request
+from footplate.engine.work_class import BatchBounds, WorkClass
 
-# A prompt token this deep costs about twice one at depth 0: attention is then as much work as all the rest.
-DEPTH_TOKENS = 1024
 MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads request numbers over the seed space
 
 
 class DrainFirst(Exception):
     """A block is needed that only preemption can give, and a step is in flight: read it, then schedule."""
-
-
-class _Step:
-    """The step being planned: what is handed out so far, and the budget left."""
-
-    def __init__(self, number: int, budget: int, work: float) -> None:
-        self.number = number
-        self.budget = budget  # tokens
-        self.work = work  # prompt work, in tokens at depth 0
-        self.rows: list[tuple[Sequence, ScheduledRow]] = []
-        self.new_rows: list[NewRow] = []
-        self.copies: list[tuple[int, int]] = []
 
 
 class Scheduler:
@@ -83,9 +74,10 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._budget = config.max_num_batched_tokens
         self._step_work = step_work
-        self._allowance = PromptAllowance(step_work if config.policy == "fair" else math.inf)
-        self._waiting = WaitingQueue(config.policy)
-        self._running: list[Sequence] = []
+        self._online = WorkClass(config.policy, step_work)
+        # Fair between tenants, whatever the policy. Nobody feels a chunk of it: nothing is held up.
+        self._batch = WorkClass("fair", math.inf)
+        self._batch_bounds = BatchBounds.resolve(config, step_work)
         self._retiring: list[Sequence] = []  # finished; their last step is in flight
         self._requests: dict[str, list[Sequence]] = {}  # unfinished choices of live requests
         self._followers: dict[int, list[Sequence]] = {}  # leader id -> choices that wait for its prompt
@@ -115,14 +107,14 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidRequest(f"request id {request.request_id!r} is already running", "request_id")
         validate_request(request, self.vocab_size)
-        free = self._config.max_waiting - self.num_waiting
+        work = self._batch if request.is_batch else self._online
+        num_waiting = self._num_waiting(work)
+        free = self._config.max_waiting - num_waiting
         # Under `fair` a tenant may have as many waiting as it leaves places: the queue is never one tenant's.
-        own = self._waiting.num_of(request.tenant) if self._config.policy == "fair" else 0
+        own = work.waiting.num_of(request.tenant) if work.waiting.is_fair else 0
         if own + request.params.n > free:
-            raise EngineOverloaded(
-                f"{self.num_waiting} choices wait; the limit is {self._config.max_waiting}"
-            )
-        max_output = self._max_output(request)
+            raise EngineOverloaded(f"{num_waiting} choices wait; the limit is {self._config.max_waiting}")
+        max_output = max_output_tokens(request, self.max_model_len, self.kv_tokens)
         choices = [self._make_sequence(request, index, max_output) for index in range(request.params.n)]
         leader = choices[0]
         for follower in choices[1:]:
@@ -131,23 +123,6 @@ class Scheduler:
         if len(choices) > 1:
             self._followers[leader.id] = choices[1:]
         self._enqueue(leader)
-
-    def _max_output(self, request: EngineRequest) -> int:
-        num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
-        # the last output token needs no place in the pool: nothing is computed from it
-        room = min(self.max_model_len, self.kv_tokens + 1) - num_prompt
-        fits = num_prompt <= min(self.max_model_len, self.kv_tokens) and room >= (
-            1 if wanted is None else wanted
-        )
-        if not fits:
-            limit = min(self.max_model_len, self.kv_tokens + 1)
-            asked = "its output" if wanted is None else f"{wanted} output tokens"
-            raise RequestTooLarge(
-                f"{num_prompt} prompt tokens and {asked} are more than this model holds ({limit} tokens); "
-                "shorten the prompt or lower max_tokens",
-                "max_tokens" if num_prompt < limit else "prompt",
-            )
-        return room if wanted is None else wanted
 
     def _make_sequence(self, request: EngineRequest, index: int, max_output: int) -> Sequence:
         number, self._next_id = self._next_id, self._next_id + 1
@@ -169,11 +144,16 @@ class Scheduler:
             root=self._hasher.root(request.cache_scope),
             token_ids=list(request.prompt_token_ids),
             num_prompt=len(request.prompt_token_ids),
+            is_batch=request.is_batch,
         )
 
+    def _class_of(self, sequence: Sequence) -> WorkClass:
+        return self._batch if sequence.is_batch else self._online
+
     def _enqueue(self, sequence: Sequence) -> None:
-        self._waiting.counters.arrive(sequence.request.tenant)
-        self._waiting.push(sequence)
+        waiting = self._class_of(sequence).waiting
+        waiting.counters.arrive(sequence.request.tenant)
+        waiting.push(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one choice of it. Unknown and ended ids are fine: aborts come in any order."""
@@ -189,7 +169,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything waits, runs, is in flight or is to be told."""
-        return bool(len(self._waiting) or self._running or self._steps or self._pending_deltas)
+        return bool(self._online.has_work or self._batch.has_work or self._steps or self._pending_deltas)
 
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step and take its effects as done; None when there is nothing to compute now.
@@ -197,10 +177,12 @@ class Scheduler:
         Raises:
             DrainFirst: a step in flight must be read by `update` before this one can be planned.
         """
-        step = _Step(self._next_step, self._budget, self._step_work)
-        preempted = self._yield_to_higher_class()
-        preempted |= self._schedule_decodes(step)
-        self._schedule_prompts(step, admit=not preempted)
+        step = Step(self._next_step, self._budget, self._step_work)
+        preempted = self._yield_to_higher_class(step)
+        preempted |= self._schedule_decodes(step, self._online)
+        self._schedule_prompts(step, self._online, admit=not preempted)
+        if self._batch.has_work:
+            self._schedule_batch(step)
         if not step.rows:
             return None
         self._next_step += 1
@@ -211,70 +193,86 @@ class Scheduler:
             step.number, tuple(r for _, r in step.rows), tuple(step.new_rows), tuple(step.copies)
         )
 
-    def _schedule_decodes(self, step: _Step) -> bool:
-        """Hand one token to each sequence that only decodes; whether any sequence had to be preempted."""
+    def _schedule_batch(self, step: Step) -> None:
+        """Hand batch work what the step has left for it; a short step of its own when nothing else is there.
+
+        Whoever comes meanwhile waits for that step's end, so none is planned behind one in flight.
+        """
+        if self._online.has_work:
+            step.bound(self._batch_bounds.beside)
+            if step.budget > 0 and not step.lacks_room:
+                self._schedule_decodes(step, self._batch)
+                if step.has_prompts:  # on a GPU a step of decodes alone is one graph: it stays so
+                    self._schedule_prompts(step, self._batch, admit=True)
+        elif not self._steps:
+            step.begin_batch_alone(self._batch_bounds.alone)
+            preempted = self._schedule_decodes(step, self._batch)
+            self._schedule_prompts(step, self._batch, admit=not preempted)
+        served = {sequence.id for sequence, _ in step.rows}
+        self._batch.running.sort(key=lambda s: s.id in served)  # who found no place in the step is next
+
+    def _schedule_decodes(self, step: Step, work: WorkClass) -> bool:
+        """Hand one token to each sequence that only decodes; whether one of them had to be preempted."""
         preempted = False
-        decodes = [s for s in self._running if not s.is_prefilling and not s.awaits_last_token]
+        decodes = [s for s in work.running if not s.is_prefilling and not s.awaits_last_token]
         if self.pool.num_free < len(decodes):
             decodes.sort(key=self._rank)  # who comes last may have to give way
+        may_preempt = work is self._online or step.is_batch_alone
         for sequence in decodes:
-            if sequence.state is not SequenceState.RUNNING or step.budget < 1:
+            if sequence.state is not SequenceState.RUNNING or not step.takes_decodes:
                 continue  # preempted by one before it
-            while not self._hand_out(step, sequence, 1):
+            while not self._hand_out(step, sequence, 1) and may_preempt:
                 preempted = True
                 if self._preempt_for(step, sequence):
                     break
         return preempted
 
-    def _schedule_prompts(self, step: _Step, *, admit: bool) -> None:
+    def _schedule_prompts(self, step: Step, work: WorkClass, *, admit: bool) -> None:
         """Hand prompt chunks to running and newly admitted sequences, together in policy order."""
-        key = self._waiting.key
-        running = sorted((s for s in self._running if s.is_prefilling), key=key, reverse=True)
-        self._allowance.begin_step(Counter(sequence.request.tenant for sequence, _ in step.rows))
-        wanting = {s.request.tenant for s in running} | (self._waiting.lanes() if admit else set())
+        key, waiting, allowance = work.waiting.key, work.waiting, work.allowance
+        running = sorted((s for s in work.running if s.is_prefilling), key=key, reverse=True)
+        allowance.begin_step(Counter(sequence.request.tenant for sequence, _ in step.rows))
+        wanting = {s.request.tenant for s in running} | (waiting.lanes() if admit else set())
         held: set[str] = set()  # tenants whose prompts get no more of this step
         while step.budget > 0 and step.work > 0:
-            head = self._waiting.peek(held) if admit and self._free_rows else None
+            head = waiting.peek(held) if admit and self._may_have_row(work) else None
             if head is None and not running:
                 return
             is_new = head is not None and (not running or key(head) < key(running[-1]))
             sequence = head if head is not None and is_new else running.pop()
-            others = bool(running) or (len(self._waiting) > 1 if is_new else head is not None)
+            others = bool(running) or (len(waiting) > 1 if is_new else head is not None)
             tenant, before = sequence.request.tenant, step.work
-            wanted = self._wanted(sequence) if self._allowance.is_on else 0.0
-            share = self._allowance.share(tenant, wanted, others_want=len(wanting - {tenant}) > 0)
+            wanted = self._wanted(sequence) if allowance.is_on else 0.0
+            share = allowance.share(tenant, wanted, others_want=len(wanting - {tenant}) > 0)
             if share > 0:
                 share = min(share, self._share(step, others))
                 admit &= (self._admit if is_new else self._hand_out_chunk)(step, sequence, share)
-                self._allowance.spend(tenant, wanted, before - step.work)
+                allowance.spend(tenant, wanted, before - step.work)
             else:
                 held.add(tenant)
 
     def _wanted(self, sequence: Sequence) -> float:
         """The prompt work that a sequence still wants; what is cached is none."""
-        cached = self._reusable(sequence)[2] if sequence.state is SequenceState.WAITING else 0
-        return (sequence.num_uncomputed - cached) * (1 + sequence.num_known / DEPTH_TOKENS)
+        cached = find_reusable(self.pool, sequence)[2] if sequence.state is SequenceState.WAITING else 0
+        return (sequence.num_uncomputed - cached) * token_work(sequence.num_known)
 
-    def _share(self, step: _Step, others: bool) -> float:
+    def _share(self, step: Step, others: bool) -> float:
         """The prompt work one sequence may take: under `fair` half a step at most while others want some.
 
         So a short prompt never waits for the whole of a long one, also within a tenant.
         """
         return min(step.work, self._step_work / 2) if others and self._config.policy == "fair" else step.work
 
-    @staticmethod
-    def _chunk(step: _Step, sequence: Sequence, share: float) -> int:
-        """How many of a sequence's tokens fit into its share of this step; at least one."""
-        affordable = share / (1 + sequence.num_computed / DEPTH_TOKENS)
-        return max(1, int(min(sequence.num_uncomputed, step.budget, affordable)))
-
-    def _hand_out(self, step: _Step, sequence: Sequence, num_tokens: int) -> bool:
+    def _hand_out(self, step: Step, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence tokens of this step, and the blocks for them; False if blocks lack."""
         assert num_tokens > 0, "a row of no tokens is no work"
         start = sequence.num_computed
         lacking = self.pool.blocks_for(start + num_tokens) - len(sequence.block_table)
         if lacking > 0:
             blocks = self.pool.allocate(lacking)
+            if blocks is None and not sequence.is_batch:
+                self._take_from_batch(step, lambda: self.pool.num_free >= lacking)
+                blocks = self.pool.allocate(lacking)
             if blocks is None:
                 return False
             sequence.block_table.extend(blocks)
@@ -282,10 +280,7 @@ class Scheduler:
         table = sequence.block_table
         new_blocks = tuple(table[sequence.num_sent_blocks :]) if len(table) > sequence.num_sent_blocks else ()
         row = ScheduledRow(sequence.row, sequence.id, start, num_tokens, samples, new_blocks)
-        step.rows.append((sequence, row))
-        step.budget -= num_tokens
-        if sequence.is_prefilling:
-            step.work -= num_tokens * (1 + start / DEPTH_TOKENS)
+        step.add(sequence, row)
         return True
 
     def _commit(self, sequence: Sequence, scheduled: ScheduledRow, step: int) -> None:
@@ -293,39 +288,21 @@ class Scheduler:
         sequence.num_pending += scheduled.samples
         sequence.last_step = step
         sequence.num_sent_blocks = len(sequence.block_table)
-        self._waiting.counters.charge(sequence, scheduled.num_tokens)
-        self._register_blocks(sequence)
+        work = self._batch if sequence.is_batch else self._online
+        work.waiting.counters.charge(sequence, scheduled.num_tokens)
+        register_blocks(self.pool, sequence)
         if self._followers and sequence.num_computed >= sequence.num_prompt:
             self._release_followers(sequence)
 
-    def _register_blocks(self, sequence: Sequence) -> None:
-        """Make full blocks of known tokens findable.
-
-        A block of a launched step may be shared at once: on the device every key and value of a layer is
-        written before any attention of that layer, and steps run in order.
-        """
-        size = self.pool.block_size
-        if sequence.num_computed < (len(sequence.entries) + 1) * size:
-            return  # as at most decode steps
-        full = min(sequence.num_computed, len(sequence.token_ids)) // size
-        while len(sequence.entries) < full and not sequence.chain_broken:
-            i = len(sequence.entries)
-            tokens = sequence.token_ids[i * size : (i + 1) * size]
-            parent = sequence.entries[-1] if sequence.entries else None
-            entry = self.pool.register(sequence.block_table[i], tokens, parent, sequence.root)
-            if entry is None:
-                sequence.chain_broken = True
-            else:
-                sequence.entries.append(entry)
-
     # --- admission, forks and preemption ----------------------------------------------------------------
 
-    def _admit(self, step: _Step, sequence: Sequence, share: float) -> bool:
+    def _admit(self, step: Step, sequence: Sequence, share: float) -> bool:
         """Start a waiting sequence: take up cached blocks, then its first chunk. False when it must wait."""
-        blocks, entries, computed = self._reusable(sequence)
-        if not self._has_room(sequence, blocks, computed):
+        work = self._class_of(sequence)
+        blocks, entries, computed = find_reusable(self.pool, sequence)
+        if not self._find_room(step, sequence, blocks, computed):
             return False
-        self._waiting.pop(sequence)
+        work.waiting.pop(sequence)
         self.pool.share(blocks)
         sequence.block_table = list(blocks)
         sequence.entries, sequence.num_computed = entries, computed
@@ -333,48 +310,42 @@ class Scheduler:
         self._count_hit(sequence)
         sequence.state = SequenceState.RUNNING
         sequence.row = self._free_rows.pop()
-        self._running.append(sequence)
+        work.running.append(sequence)
         table = tuple(sequence.block_table)
         sequence.num_sent_blocks = len(table)
         step.new_rows.append(
             NewRow(sequence.row, tuple(sequence.token_ids), sequence.num_prompt, sequence.params, table)
         )
-        handed = self._hand_out(step, sequence, self._chunk(step, sequence, share))
+        handed = self._hand_out(step, sequence, step.chunk(sequence, share))
         assert handed, "admission checked that the blocks are there"
         return True
 
-    def _reusable(self, sequence: Sequence) -> tuple[list[int], list[CacheEntry], int]:
-        """Blocks another sequence computed for this one: the leader's for a fork, else a cached prefix."""
-        leader, size = sequence.leader, self.pool.block_size
-        if self._can_fork(sequence) and leader is not None:
-            shared = (sequence.num_prompt - 1) // size
-            return leader.block_table[:shared], leader.entries[:shared], sequence.num_prompt - 1
-        if sequence.params.prompt_logprobs is not None and not sequence.num_output:
-            return [], [], 0  # the logits of every prompt position are needed
-        # at least one token is left to compute: its logits draw the next one
-        found = self.pool.lookup(sequence.token_ids, sequence.root, sequence.num_known - 1)
-        return [e.block for e in found], found, len(found) * size
+    def _may_have_row(self, work: WorkClass) -> bool:
+        """Whether one more of a class may run, should it find a row."""
+        if work is self._online:
+            return bool(self._free_rows or self._batch.running)
+        limit = self._batch_bounds.max_running(is_alone=not self._online.has_work)
+        return bool(self._free_rows) and len(work.running) < limit
 
-    @staticmethod
-    def _can_fork(sequence: Sequence) -> bool:
-        leader = sequence.leader
-        return (
-            leader is not None
-            and not sequence.num_output
-            and sequence.params.prompt_logprobs is None
-            and leader.state is SequenceState.RUNNING
-            and leader.num_computed >= sequence.num_prompt
-        )
+    def _find_room(self, step: Step, sequence: Sequence, shared: Seq[int], computed: int) -> bool:
+        """Whether a row is free and the pool holds all the known tokens of a sequence, batch work preempted.
 
-    def _has_room(self, sequence: Sequence, shared: Seq[int], computed: int) -> bool:
-        """Whether the pool holds all its known tokens now; a margin for the running ones avoids thrashing."""
+        A margin for the running ones avoids thrashing.
+        """
         wanted = self.pool.blocks_for(sequence.num_known) - len(shared)
-        margin = len(self._running) // self.pool.block_size
-        return wanted + self.pool.count_free(shared) + margin <= self.pool.num_free
+        wanted += len(self._online.running) // self.pool.block_size
 
-    def _fork_last_block(self, step: _Step, sequence: Sequence) -> None:
+        def fits() -> bool:
+            return bool(self._free_rows) and wanted + self.pool.count_free(shared) <= self.pool.num_free
+
+        if sequence.is_batch:
+            wanted += len(self._batch.running) // self.pool.block_size
+            return fits()
+        return self._take_from_batch(step, fits)
+
+    def _fork_last_block(self, step: Step, sequence: Sequence) -> None:
         """Copy-on-write of the block both choices go on in; a fork recomputes the last prompt token only."""
-        if not self._can_fork(sequence) or sequence.num_computed % self.pool.block_size == 0:
+        if not can_fork(sequence) or sequence.num_computed % self.pool.block_size == 0:
             return
         leader = sequence.leader
         own = self.pool.allocate(1)
@@ -393,36 +364,54 @@ class Scheduler:
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         """The highest rank is preempted first: the lowest class, and in it the newest."""
-        return (self._waiting.priority(sequence), sequence.arrival)
+        return (self._online.waiting.priority(sequence), sequence.arrival)
 
-    def _yield_to_higher_class(self) -> bool:
-        """Preempt running work of a lower class when a waiting sequence of a higher one finds no room."""
-        preempted = False
-        while self._config.policy != "fcfs" and self._running:
-            head, worst = self._waiting.peek(), max(self._running, key=self._rank)
+    def _take_from_batch(self, step: Step, fits: Callable[[], bool]) -> bool:
+        """Preempt batch work until other work `fits`; whether it does.
+
+        No step in flight touches a paused sequence, so it can go at once. The others stay out of this step,
+        and go in the next.
+        """
+        while not fits():
+            paused = [s for s in self._batch.running if not self._is_in_flight(s)]
+            if not paused:
+                step.lacks_room = True
+                return False
+            self._preempt(max(paused, key=self._rank))
+        return True
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        return bool(self._steps) and sequence.last_step >= min(self._steps)
+
+    def _yield_to_higher_class(self, step: Step) -> bool:
+        """Preempt running work of a lower priority when a waiting sequence of a higher one finds no room."""
+        preempted, online = False, self._online
+        while self._config.policy != "fcfs" and online.running:
+            head, worst = online.waiting.peek(), max(online.running, key=self._rank)
             if head is None or head.request.priority >= worst.request.priority:
                 break
-            blocks, _, computed = self._reusable(head)
-            if self._free_rows and self._has_room(head, blocks, computed):
-                break
+            blocks, _, computed = find_reusable(self.pool, head)
+            if self._find_room(step, head, blocks, computed) or self._batch.running:
+                break  # or it is found in the next step, when batch work has left this one
             if self._steps:
                 raise DrainFirst
             self._preempt(worst)
             preempted = True
         return preempted
 
-    def _preempt_for(self, step: _Step, sequence: Sequence) -> bool:
-        """Preempt the lowest, newest running sequence; True when that was `sequence` itself."""
+    def _preempt_for(self, step: Step, sequence: Sequence) -> bool:
+        """Preempt the lowest, newest running sequence of a class; True when that was `sequence` itself."""
         if self._steps:
             raise DrainFirst
         scheduled = {s.id for s, _ in step.rows}
-        victim = max((s for s in self._running if s.id not in scheduled), key=self._rank)
+        running = self._class_of(sequence).running
+        victim = max((s for s in running if s.id not in scheduled), key=self._rank)
         self._preempt(victim)
         return victim is sequence
 
-    def _hand_out_chunk(self, step: _Step, sequence: Sequence, share: float) -> bool:
+    def _hand_out_chunk(self, step: Step, sequence: Sequence, share: float) -> bool:
         """Give a running prompt its next chunk; False when blocks lacked and it got less, or gave way."""
-        chunk = self._chunk(step, sequence, share)
+        chunk = step.chunk(sequence, share)
         if sequence.state is not SequenceState.RUNNING or self._hand_out(step, sequence, chunk):
             return sequence.state is SequenceState.RUNNING
         if self._hand_out_room(step, sequence, chunk):
@@ -433,7 +422,7 @@ class Scheduler:
             self._hand_out_room(step, sequence, chunk)
         return False
 
-    def _hand_out_room(self, step: _Step, sequence: Sequence, most: int) -> bool:
+    def _hand_out_room(self, step: Step, sequence: Sequence, most: int) -> bool:
         """Give a running prompt as many tokens as there are blocks for; whether there was room for one."""
         room = (len(sequence.block_table) + self.pool.num_free) * self.pool.block_size - sequence.num_computed
         return room > 0 and self._hand_out(step, sequence, min(room, most))
@@ -441,12 +430,13 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         assert not sequence.num_pending, "no step is in flight when a sequence is preempted"
         self._counts["preemptions"] += 1
-        self._running.remove(sequence)
+        work = self._class_of(sequence)
+        work.running.remove(sequence)
         self._give_back(sequence)
         sequence.state, sequence.num_computed = SequenceState.WAITING, 0
         sequence.prompt_logprobs = []  # they are made anew with the prompt
         self._release_followers(sequence)
-        self._waiting.push(sequence)
+        work.waiting.push(sequence)
 
     def _release_followers(self, leader: Sequence) -> None:
         """Let the other choices queue up: the prompt is computed, or the leader won't do it soon."""
@@ -497,7 +487,7 @@ class Scheduler:
         sequence.num_pending -= 1
         sequence.token_ids.append(token)
         self._counts["generated"] += 1
-        self._register_blocks(sequence)
+        register_blocks(self.pool, sequence)
         delta = SequenceDelta(sequence.request.request_id, sequence.index, (token,))
         if sequence.params.logprobs is not None:
             delta.logprobs = (result.logprobs[sequence.id],)
@@ -525,16 +515,17 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a sequence out; its row and blocks return after the last step that touches them."""
+        work = self._class_of(sequence)
         if sequence.state is SequenceState.RUNNING:
-            self._running.remove(sequence)
-            if self._steps and sequence.last_step >= min(self._steps):
+            work.running.remove(sequence)
+            if self._is_in_flight(sequence):
                 self._retiring.append(sequence)
             else:
                 self._give_back(sequence)
-            self._waiting.counters.leave(sequence.request.tenant)
+            work.waiting.counters.leave(sequence.request.tenant)
         elif not self._leave_leader(sequence):
-            self._waiting.discard(sequence)
-            self._waiting.counters.leave(sequence.request.tenant)
+            work.waiting.discard(sequence)
+            work.waiting.counters.leave(sequence.request.tenant)
         sequence.state = SequenceState.FINISHED
         sequence.prompt_logprobs = []
         self._finished[reason.value] += 1
@@ -561,18 +552,24 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Choices that wait for admission, those held back behind their request's first included."""
-        return len(self._waiting) + sum(len(f) for f in self._followers.values())
+        return self._num_waiting(self._online) + self._num_waiting(self._batch)
+
+    def _num_waiting(self, work: WorkClass) -> int:
+        held_back = (f for f in self._followers.values() if f and self._class_of(f[0]) is work)
+        return len(work.waiting) + sum(len(followers) for followers in held_back)
 
     def live_sequences(self) -> list[Sequence]:
         """Sequences that hold blocks, ended ones whose last step is in flight too. For looking only."""
-        return self._running + self._retiring
+        return self._online.running + self._batch.running + self._retiring
 
     def stats(self) -> EngineStats:
         counts = self._counts
         return EngineStats(
             # One that has ended still computes until its last step is read.
-            running=len(self._running) + len(self._retiring),
+            running=len(self.live_sequences()),
             waiting=self.num_waiting,
+            batch_running=sum(s.is_batch for s in self.live_sequences()),
+            batch_waiting=self._num_waiting(self._batch),
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_used=self.pool.num_held,
             block_size=self.pool.block_size,
@@ -591,9 +588,11 @@ class Scheduler:
         self.pool.check(s.block_table for s in live)
         rows = [s.row for s in live] + self._free_rows
         assert len(rows) == len(set(rows)) == min(self._config.max_num_seqs, self._budget), "a row leaked"
-        for s in self._running:
+        for s in self._online.running + self._batch.running:
             assert 0 <= s.num_computed <= s.num_known and 0 <= s.num_pending <= 1
             assert len(s.block_table) >= self.pool.blocks_for(s.num_computed)
-        assert len(self._waiting) == sum(1 for _ in self._waiting), "the waiting count is off"
+        for work in (self._online, self._batch):
+            assert len(work.waiting) == sum(1 for _ in work.waiting), "the waiting count is off"
+            assert all(self._class_of(s) is work for s in (*work.running, *work.waiting))
         if not self.has_work:
             assert not self._requests and not self._followers and not self.pool.num_held, "idle but not empty"

@@ -35,6 +35,7 @@ class Sequence:
     root: bytes  # prefix key of scope and extras
     token_ids: list[int]
     num_prompt: int
+    is_batch: bool = False  # of the batch class, as its request says
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     num_pending: int = 0

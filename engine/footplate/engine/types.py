@@ -81,6 +81,11 @@ class EngineRequest:
     adapter_id: str | None = None  # room for LoRA; refused while no adapter is loaded
     kv_transfer: Mapping[str, Any] | None = None  # room for prefill/decode disaggregation; refused for now
 
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is batch work, which waits for all other work."""
+        return self.priority >= BATCH_PRIORITY
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -145,6 +150,8 @@ class EngineStats:
     generation_tokens: int = 0
     steps: int = 0
     finished: Mapping[str, int] = field(default_factory=dict)  # by finish reason
+    batch_running: int = 0  # of those running; some may be paused
+    batch_waiting: int = 0  # of those waiting
 
     @property
     def kv_usage(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from footplate.engine.errors import InvalidRequest
+from footplate.engine.errors import InvalidRequest, RequestTooLarge
 from footplate.engine.types import BATCH_PRIORITY, EngineRequest, SamplingParams
 
 MAX_LOGPROBS = 20
@@ -18,6 +18,26 @@ SEED_STEP = 0xBF58476D1CE4E5B9
 def choice_seed(seed: int, index: int) -> int:
     """The seed of choice `index`: the request's own for the first, spread over 64 bits for the others."""
     return (seed + index * SEED_STEP) % MAX_SEED
+
+
+def max_output_tokens(request: EngineRequest, max_model_len: int, kv_tokens: int) -> int:
+    """How many tokens each choice may generate: what was asked for, else what there is room for.
+
+    Raises:
+        RequestTooLarge: prompt and output can never fit the context or the pool of `kv_tokens`.
+    """
+    num_prompt, wanted = len(request.prompt_token_ids), request.params.max_tokens
+    # the last output token needs no place in the pool: nothing is computed from it
+    limit = min(max_model_len, kv_tokens + 1)
+    room = limit - num_prompt
+    if num_prompt <= min(max_model_len, kv_tokens) and room >= (1 if wanted is None else wanted):
+        return room if wanted is None else wanted
+    asked = "its output" if wanted is None else f"{wanted} output tokens"
+    raise RequestTooLarge(
+        f"{num_prompt} prompt tokens and {asked} are more than this model holds ({limit} tokens); "
+        "shorten the prompt or lower max_tokens",
+        "max_tokens" if num_prompt < limit else "prompt",
+    )
 
 
 def validate_request(request: EngineRequest, vocab_size: int) -> None:

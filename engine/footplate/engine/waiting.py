@@ -68,6 +68,7 @@ class WaitingQueue:
 
     def __init__(self, policy: str) -> None:
         self.counters = VirtualCounters(fair=policy == "fair")
+        self.is_fair = policy == "fair"
         self._policy = policy
         self._lanes: dict[str, list[tuple[int, int, Sequence]]] = {}
         self._by_tenant: Counter[str] = Counter()
@@ -89,7 +90,7 @@ class WaitingQueue:
         return (self.priority(sequence), self.counters.value(sequence.request.tenant), sequence.arrival)
 
     def push(self, sequence: Sequence) -> None:
-        lane = sequence.request.tenant if self._policy == "fair" else ""
+        lane = sequence.request.tenant if self.is_fair else ""
         heapq.heappush(
             self._lanes.setdefault(lane, []), (self.priority(sequence), sequence.arrival, sequence)
         )
@@ -116,7 +117,7 @@ class WaitingQueue:
 
     def pop(self, sequence: Sequence) -> None:
         """Take out the sequence that `peek` gave."""
-        lane = sequence.request.tenant if self._policy == "fair" else ""
+        lane = sequence.request.tenant if self.is_fair else ""
         _, _, popped = heapq.heappop(self._lanes[lane])
         assert popped is sequence, "pop takes what peek gave"
         self._count(sequence, -1)

@@ -144,6 +144,8 @@ class EngineSettings(Section):
     device: str = "auto"
     async_scheduling: bool = True
     max_waiting: _Count = 4096
+    batch_class_tokens: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    batch_step_tokens: _Count | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
     def _engine_accepts(self) -> EngineSettings:
