@@ -1,6 +1,7 @@
-"""Files from lines of CSV: as they are, or as JSON lines, Parquet or a workbook. Memory does not grow.
+"""Files from lines of text: as they are, or as Parquet or a workbook. Memory does not grow.
 
-The database makes the lines, so every format shows the same values. No value holds a line break.
+Parquet and workbooks are made from the lines of CSV, so every format shows the same values. No value holds a
+line break.
 """
 
 from __future__ import annotations
@@ -8,18 +9,29 @@ from __future__ import annotations
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Protocol
 
-import msgspec
-
+from footplate.billing.exports.cells import CsvForm, JsonForm, LineForm
 from footplate.billing.exports.columns import Column, ColumnKind
 from footplate.billing.exports.request import ExportFormat
 
-# Rows of one group of a Parquet file, and of one turn of every other writer.
-BLOCK_ROWS = 65_536
+# Rows of one group of a Parquet file.
+GROUP_ROWS = 65_536
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: bytes, /) -> int:
+        """All of them."""
+        ...
+
+    def flush(self) -> None:
+        """Let nothing wait in memory."""
+        ...
 
 
 class FileWriter(ABC):
@@ -27,32 +39,24 @@ class FileWriter(ABC):
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._lines: list[bytes] = []
         self.num_rows = 0
 
-    def add(self, line: bytes) -> None:
-        """One row."""
-        self._lines.append(line)
-        if len(self._lines) == BLOCK_ROWS:
-            self.flush()
+    @property
+    def form(self) -> LineForm:
+        """How it wants its lines."""
+        return CsvForm()
 
-    def flush(self) -> None:
-        """Write what was added."""
-        if self._lines:
-            self.num_rows += len(self._lines)
-            self._write(b"".join(self._lines))
-            self._lines.clear()
+    def add(self, lines: Sequence[str]) -> None:
+        """Some rows, each a line with its end."""
+        self.num_rows += len(lines)
+        self._write(lines)
 
     def close(self) -> None:
         """Make the file whole."""
-        self.flush()
         self._finish()
 
-    def _values(self, block: bytes) -> Iterator[list[str]]:
-        return csv.reader(io.StringIO(block.decode(), newline=""))
-
     @abstractmethod
-    def _write(self, block: bytes) -> None: ...
+    def _write(self, lines: Sequence[str]) -> None: ...
 
     @abstractmethod
     def _finish(self) -> None: ...
@@ -61,46 +65,32 @@ class FileWriter(ABC):
 class CsvWriter(FileWriter):
     """UTF-8, commas, one head line, `\\n` at the end of each."""
 
-    def __init__(self, file: IO[bytes], columns: Sequence[Column]) -> None:
+    def __init__(self, file: Sink, columns: Sequence[Column]) -> None:
         super().__init__(columns)
         self._file = file
         file.write(",".join(column.name for column in columns).encode() + b"\n")
 
-    def _write(self, block: bytes) -> None:
-        self._file.write(block)
+    def _write(self, lines: Sequence[str]) -> None:
+        self._file.write("".join(lines).encode())
 
     def _finish(self) -> None:
         self._file.flush()
 
 
 class JsonLinesWriter(FileWriter):
-    """One object a line. Decimals are texts: a JSON number would be read as a float."""
+    """One object a line."""
 
-    def __init__(self, file: IO[bytes], columns: Sequence[Column]) -> None:
+    def __init__(self, file: Sink, columns: Sequence[Column]) -> None:
         super().__init__(columns)
         self._file = file
-        self._names = [column.name for column in columns]
-        self._nulls = {index for index, column in enumerate(columns) if column.is_nullable}
-        self._integers = [index for index, column in enumerate(columns) if column.kind is ColumnKind.INTEGER]
-        self._flags = [index for index, column in enumerate(columns) if column.kind is ColumnKind.FLAG]
-        self._encoder = msgspec.json.Encoder()
 
-    def _write(self, block: bytes) -> None:
-        encode, names = self._encoder.encode, self._names
-        out = []
-        for values in self._values(block):
-            row: list[Any] = values
-            for index in self._nulls:
-                if row[index] == "":
-                    row[index] = None
-            for index in self._integers:
-                if row[index] is not None:
-                    row[index] = int(row[index])
-            for index in self._flags:
-                row[index] = row[index] == "true"
-            out.append(encode(dict(zip(names, row, strict=True))))
-        out.append(b"")
-        self._file.write(b"\n".join(out))
+    @property
+    def form(self) -> LineForm:
+        """As `FileWriter.form`."""
+        return JsonForm()
+
+    def _write(self, lines: Sequence[str]) -> None:
+        self._file.write("".join(lines).encode())
 
     def _finish(self) -> None:
         self._file.flush()
@@ -109,7 +99,7 @@ class JsonLinesWriter(FileWriter):
 class ParquetWriter(FileWriter):
     """Decimals as decimal128(38, 12), moments as microseconds in UTC; zstd."""
 
-    def __init__(self, file: IO[bytes], columns: Sequence[Column]) -> None:
+    def __init__(self, file: Sink, columns: Sequence[Column]) -> None:
         super().__init__(columns)
         # A tenth of a second to load, for this format alone.
         import pyarrow as arrow
@@ -140,12 +130,23 @@ class ParquetWriter(FileWriter):
             ),
         }
         self._file = parquet.ParquetWriter(file, self._schema, compression="zstd")
+        self._lines: list[str] = []
 
-    def _write(self, block: bytes) -> None:
-        table = self._read(io.BytesIO(block), **self._options).cast(self._schema)
-        self._file.write_table(table, row_group_size=BLOCK_ROWS)
+    def _write(self, lines: Sequence[str]) -> None:
+        # Groups end at the same rows however many lines come at a time: the same file for the same rows.
+        self._lines += lines
+        while len(self._lines) >= GROUP_ROWS:
+            self._write_group(self._lines[:GROUP_ROWS])
+            del self._lines[:GROUP_ROWS]
+
+    def _write_group(self, lines: Sequence[str]) -> None:
+        block = io.BytesIO("".join(lines).encode())
+        table = self._read(block, **self._options).cast(self._schema)
+        self._file.write_table(table, row_group_size=GROUP_ROWS)
 
     def _finish(self) -> None:
+        if self._lines:
+            self._write_group(self._lines)
         self._file.close()
 
 
@@ -186,10 +187,10 @@ class WorkbookWriter(FileWriter):
             sheet.write_string(index, 0, name)
             sheet.write_string(index, 1, str(value))
 
-    def _write(self, block: bytes) -> None:
+    def _write(self, lines: Sequence[str]) -> None:
         sheet, formats = self._sheet, self._formats
         kinds = [column.kind for column in self._columns]
-        for values in self._values(block):
+        for values in csv.reader(lines):
             for index, value in enumerate(values):
                 if not value:
                     continue
@@ -205,7 +206,7 @@ class WorkbookWriter(FileWriter):
 
 
 def open_writer(
-    export_format: ExportFormat, path: Path, file: IO[bytes], columns: Sequence[Column], made_for: datetime
+    export_format: ExportFormat, path: Path, file: Sink, columns: Sequence[Column], made_for: datetime
 ) -> FileWriter:
     """The writer of a format. `file` is `path`, open; the workbook opens it by itself."""
     if export_format is ExportFormat.XLSX:

@@ -3,27 +3,68 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 
 from footplate.billing.adapters.postgres.books import Books
-from footplate.billing.adapters.postgres.export_rows import ExportSnapshot, open_snapshot
+from footplate.billing.adapters.postgres.export_rows import ExportSnapshot, Slice, open_snapshot
 from footplate.billing.adapters.postgres.period_store import as_closed
 from footplate.billing.adapters.postgres.report_reader import PostgresReportReader
 from footplate.billing.adapters.postgres.tables import closed_periods
 from footplate.billing.errors import ExportDiffers
 from footplate.billing.exports.columns import columns_of
-from footplate.billing.exports.request import ExportRequest, refuse_long_sheet
+from footplate.billing.exports.request import ExportFormat, ExportRequest, refuse_long_sheet
+from footplate.billing.exports.row_layout import FOCUS, USAGE, Frame
+from footplate.billing.exports.row_lines import RowLines
 from footplate.billing.exports.sidecar import ExportTotals, sidecar_fields
-from footplate.billing.exports.writers import WorkbookWriter, open_writer
+from footplate.billing.exports.writers import FileWriter, WorkbookWriter, open_writer
 from footplate.billing.periods import ClosedPeriod, PeriodId
 from footplate.billing.reports import ReportQuery
+from footplate.billing.time_ranges import days_of
 
 Progress = Callable[[int, int], None]
 _READ_BYTES = 1 << 20
+# Requests whose lines are in memory at a time.
+_BATCH = 4_000
+
+
+class DigestedFile(io.RawIOBase):
+    """A new file, written from its beginning to its end, and its checksum without reading it again."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("wb")
+        self._digest = hashlib.sha256()
+        self._num_bytes = 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """All of it."""
+        self._digest.update(data)
+        num_bytes = self._file.write(data)
+        self._num_bytes += num_bytes
+        return num_bytes
+
+    def tell(self) -> int:
+        """Where the next bytes go."""
+        return self._num_bytes
+
+    def close(self) -> None:
+        """Let the system have all of it."""
+        self._file.close()
+        super().close()
+
+    def sum(self) -> tuple[str, int]:
+        """SHA-256, and how many bytes."""
+        return self._digest.hexdigest(), self._num_bytes
 
 
 def write_export(books: Books, request: ExportRequest, path: Path, progress: Progress) -> dict[str, Any]:
@@ -39,12 +80,17 @@ def write_export(books: Books, request: ExportRequest, path: Path, progress: Pro
         _prove(books, request, snapshot, totals)
         refuse_long_sheet(request.format, totals.num_rows)
         closed = _closed(snapshot)
-        with path.open("wb") as file:
-            num_rows = _write(request, snapshot, closed, totals, path, file, progress)
-        if num_rows != totals.num_rows:
-            raise ExportDiffers(f"{num_rows} rows were written, and the events have {totals.num_rows}")
-        periods = {each.period.id: each.period for each in snapshot.slices()}
-        sha256, num_bytes = _digest(path)
+        slices = snapshot.slices()
+        with DigestedFile(path) as file:
+            writer = open_writer(request.format, path, file, columns_of(request), request.span.end)
+            if isinstance(writer, WorkbookWriter):
+                # Only the library itself may have it open.
+                file.close()
+            _write(books, request, snapshot, slices, closed, totals, writer, progress)
+        if writer.num_rows != totals.num_rows:
+            raise ExportDiffers(f"{writer.num_rows} rows were written, and the events have {totals.num_rows}")
+        periods = {each.period.id: each.period for each in slices}
+        sha256, num_bytes = _digest(path) if isinstance(writer, WorkbookWriter) else file.sum()
         return sidecar_fields(
             request,
             totals,
@@ -57,29 +103,36 @@ def write_export(books: Books, request: ExportRequest, path: Path, progress: Pro
 
 
 def _write(
+    books: Books,
     request: ExportRequest,
     snapshot: ExportSnapshot,
+    slices: Sequence[Slice],
     closed: dict[PeriodId, ClosedPeriod],
     totals: ExportTotals,
-    path: Path,
-    file: Any,
+    writer: FileWriter,
     progress: Progress,
-) -> int:
-    writer = open_writer(request.format, path, file, columns_of(request), request.span.end)
+) -> None:
+    sources = FOCUS if request.format is ExportFormat.FOCUS else USAGE
+    days = days_of(request.span)
+    maker = RowLines(columns_of(request), sources, writer.form, snapshot.prices, days)
+    with closing(snapshot.rows(slices)) as found:
+        for part in found:
+            maker.begin(_frame(books, part.piece, closed), part.dimensions)
+            for first in range(0, len(part.rows), _BATCH):
+                writer.add(maker.lines(part.rows[first : first + _BATCH]))
+            progress(writer.num_rows, totals.num_rows)
     if isinstance(writer, WorkbookWriter):
-        # Only the library itself may have it open.
-        file.close()
-    for piece in snapshot.slices():
-        add = writer.add
-        for line in snapshot.lines(piece, is_closed=piece.period.id in closed):
-            add(line)
-        progress(writer.num_rows, totals.num_rows)
-    if isinstance(writer, WorkbookWriter):
-        writer.flush()
         writer.add_totals({"rows": totals.num_rows, **totals.sums.fields()})
     writer.close()
     progress(writer.num_rows, totals.num_rows)
-    return writer.num_rows
+
+
+def _frame(books: Books, piece: Slice, closed: dict[PeriodId, ClosedPeriod]) -> Frame:
+    period = piece.period
+    begin, end = (
+        at.isoformat(timespec="seconds").replace("+00:00", "Z") for at in (period.begins_at, period.ends_at)
+    )
+    return Frame(books.currency, begin, end, f"{period.id}-" if period.id in closed else None)
 
 
 def _prove(books: Books, request: ExportRequest, snapshot: ExportSnapshot, totals: ExportTotals) -> None:
