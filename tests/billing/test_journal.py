@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from footplate.billing.errors import JournalFailed
-from footplate.billing.journal import Journal, frame, orphans, read_segment
+from footplate.billing.journal import Journal, frame, orphans, read_segment, waiting_events
+from footplate.billing.reconcile import WaitingEvents
 from footplate.billing.usage import UsageEvent
 from tests.billing.builders import event
 
@@ -50,6 +51,22 @@ def test_events_come_back_in_order_over_files_and_are_gone_when_forgotten(tmp_pa
     assert journal.is_empty
     journal.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_waits_is_read_beside_a_process_that_writes(journal: Journal, tmp_path: Path) -> None:
+    assert waiting_events(tmp_path / "none") == WaitingEvents()
+    journal.append(EVENTS[:2])
+    left = Journal(tmp_path, "left", segment_bytes=600)
+    for each in EVENTS[2:6]:
+        left.append([each])
+    left.put_aside(EVENTS[6:7])
+    left.close()
+    (tmp_path / "left" / "000001.damaged").write_bytes(b"?")
+    found = waiting_events(tmp_path)
+    assert found.ids == {each.skeleton.event_id for each in EVENTS[:6]}
+    assert (found.journals, found.refused) == ({"one", "left"}, {"req_6"})
+    assert found.num_damaged_files == 1
+    assert replayed(journal) == EVENTS[:2]
 
 
 def test_appending_goes_on_while_an_older_file_is_replayed(journal: Journal) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,6 +18,8 @@ from footplate.billing.reconcile import (
     LedgerCount,
     Reconciliation,
     ReconciliationInput,
+    Reservations,
+    WaitingEvents,
     reconcile,
 )
 from footplate.billing.time_ranges import TimeRange
@@ -26,7 +29,9 @@ from tests.billing.builders import NOON, OpenBooks, event
 SINCE = NOON - timedelta(hours=1)
 
 
-def ledger(name: str = "r", output: int = 10, *, at: datetime = NOON, **more: bool | int) -> LedgerCount:
+def ledger(
+    name: str = "r", output: int = 10, *, at: datetime = NOON, **more: bool | int | datetime
+) -> LedgerCount:
     return LedgerCount(EventId(name), at, output, **more)  # type: ignore[arg-type]
 
 
@@ -36,12 +41,31 @@ def run(
     *,
     books: BooksState | None = None,
     since: datetime | None = SINCE,
-    open_requests: Iterable[str] | None = None,
+    reservations: Reservations | None = None,
     batches: Iterable[BatchCount] = (),
+    waiting: WaitingEvents | None = None,
+    recorded: Iterable[str] = (),
 ) -> Reconciliation:
     engines = None if made is None else EngineCounts({EventId(k): v for k, v in made.items()}, since)
-    running = None if open_requests is None else frozenset(map(EventId, open_requests))
-    return reconcile(ReconciliationInput(counts, books or BooksState(), engines, running, batches))
+    return reconcile(
+        ReconciliationInput(
+            counts,
+            books or BooksState(),
+            engines,
+            reservations,
+            batches,
+            waiting,
+            lambda asked: names(*recorded) & set(asked),
+        )
+    )
+
+
+def held(*ids: str, lost: Iterable[str] = ()) -> Reservations:
+    return Reservations(names(*ids), names(*lost), NOON)
+
+
+def names(*ids: str) -> frozenset[EventId]:
+    return frozenset(map(EventId, ids))
 
 
 def kinds(found: Reconciliation) -> dict[str, int]:
@@ -84,10 +108,47 @@ def test_escalated_attempts_were_made_too() -> None:
 
 def test_what_engines_alone_have_runs_or_waits_or_is_missing() -> None:
     made = {"r": EngineCount(5, 5), "idle": EngineCount(0, 0)}
-    assert kinds(run((), made, open_requests=["r"])) == {"still_running": 1}
-    assert kinds(run((), made, open_requests=[])) == {"not_in_ledger": 1}
-    waiting = BooksState(journals=("gateway-1",))
-    assert kinds(run((), made, books=waiting)) == {"waits_in_journal": 1}
+    assert kinds(run((), made, reservations=held("r"))) == {"still_running": 1}
+    assert kinds(run((), made, reservations=held(lost=["r"]))) == {"waits_for_reaper": 1}
+    assert kinds(run((), made, reservations=held())) == {"not_in_ledger": 1}
+    books = BooksState(journals=("gateway-1",))
+    assert kinds(run((), made, books=books)) == {"waits_in_journal": 1}
+    # A journal that was read holds it or not; of one elsewhere nobody can say.
+    here = WaitingEvents(names("r"), frozenset({"gateway-1"}))
+    assert kinds(run((), made, books=books, waiting=here)) == {"waits_in_journal": 1}
+    other = WaitingEvents(names("x"), frozenset({"gateway-1"}))
+    assert kinds(run((), made, books=books, waiting=other)) == {"not_in_ledger": 1}
+    both = BooksState(journals=("gateway-1", "elsewhere"))
+    assert kinds(run((), made, books=both, waiting=other)) == {"waits_in_journal": 1}
+
+
+def test_what_the_ledger_has_at_another_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines write down no times: their journals hold other months too."""
+    monkeypatch.setattr("footplate.billing.reconcile.LOOKED_UP", 2)
+    made = {name: EngineCount(5, 5) for name in ("here", "then", "before", "long ago", "nowhere")}
+    found = run([ledger("here", 5)], made, recorded=["then", "before", "long ago"])
+    assert kinds(found) == {"not_in_ledger": 1} and found.unexplained[0].subject == "nowhere"
+    assert (found.num_engine_requests, found.engine) == (2, EngineCount(10, 10))
+
+
+def test_a_reservation_that_outlives_its_event_is_listed() -> None:
+    just, long_ago = (NOON - timedelta(minutes=minutes) for minutes in (4, 6))
+    counts = [
+        ledger("ending", recorded_at=just),
+        ledger("left", recorded_at=long_ago),
+        ledger("released", recorded_at=long_ago),
+    ]
+    found = run(counts, reservations=held("ending", "left", "running", lost=["dead"]))
+    assert [(each.kind, each.subject) for each in found.unexplained] == [("reservation_left", "left")]
+    assert found.fields()["reservations"] == {"held": 3, "lost": 1}
+
+
+def test_events_that_were_put_aside_are_listed() -> None:
+    waiting = WaitingEvents(names("a", "b"), refused=names("c"), num_damaged_files=2)
+    found = run([ledger()], waiting=waiting)
+    assert (found.state, kinds(found)) == ("differs", {"event_refused": 1, "journal_damaged": 1})
+    assert found.fields()["backlog"] == {"events_in_journals": 2, "events_refused": 1}
+    assert run([ledger()]).fields()["backlog"] is None
 
 
 def test_the_books_themselves_are_compared() -> None:
@@ -135,10 +196,12 @@ def test_the_books_give_the_better_count_and_other_models_attempts(books: OpenBo
     reader = PostgresLedgerCountReader(books.books)
     with reader.counts(span) as counts:
         found = sorted(counts, key=lambda each: each.event_id)
-    assert found == [
+    assert [replace(each, recorded_at=None) for each in found] == [
         LedgerCount(EventId("req_guess"), NOON, 9, False, 0),
         LedgerCount(EventId("req_two"), NOON, 7, False, 6),
     ]
+    assert all(each.recorded_at is not None for each in found)
+    assert reader.recorded([EventId("req_out"), EventId("req_none")]) == {"req_out"}
     assert reader.books_state(span) == BooksState()
     books.events.commit([event(served="new", batch_id="b1")])
     assert reader.books_state(span).num_quarantined == 1

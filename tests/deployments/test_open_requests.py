@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from footplate.deployments.open_requests import LeftRequests, OpenRequests, read_open
-from footplate.tenancy.limiter.reservations import LostRequest
+from footplate.deployments.books_service import reservations
+from footplate.deployments.open_requests import LeftRequests, OpenRequests, read_all_open, read_open
+from footplate.tenancy.adapters.valkey.held_reservations import ValkeyHeldReservations
+from footplate.tenancy.limiter.reservations import HeldReservations, LostRequest
 
 
 class Carers:
@@ -75,6 +77,21 @@ def test_no_file_is_left_when_all_has_ended(tmp_path: Path) -> None:
     [path] = tmp_path.iterdir()
     assert read_open(path.read_bytes()) == [LostRequest("b", b"note", b"far")]
     assert read_open(path.read_bytes()[:-1]) == []
+    assert [each.request_id for each in read_all_open(tmp_path)] == ["b"]
+    assert list(read_all_open(tmp_path / "none")) == []
     kept.drop("b")
     kept.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reconciliation_sees_what_the_store_holds_and_what_was_written_down(tmp_path: Path) -> None:
+    class Held(ValkeyHeldReservations):
+        def read(self) -> HeldReservations:
+            return HeldReservations(frozenset({"runs"}), frozenset({"dead", "b"}))
+
+    kept = OpenRequests(tmp_path, "p")
+    kept.keep("b", b"note", b"")
+    found = reservations(Held(""), tmp_path)
+    kept.close()
+    assert found is not None and (found.held, found.lost) == ({"runs", "b"}, {"dead"})
+    assert reservations(ValkeyHeldReservations("unix:///nowhere.sock"), tmp_path) is None

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from footplate.billing.errors import InvalidUsage, JournalFailed, JournalFull
-from footplate.billing.usage import UsageEvent
+from footplate.billing.reconcile import WaitingEvents
+from footplate.billing.usage import EventId, UsageEvent
 
 MAGIC = b"FPU1"
 _HEADER = struct.Struct("<4sII")  # magic, length, CRC-32 of the payload
@@ -201,6 +202,24 @@ def orphans(root: Path) -> list[str]:
             if any(folder.glob("[0-9]*.log")) or len(list(folder.iterdir())) == 1:
                 names.append(folder.name)
     return names
+
+
+def waiting_events(root: Path) -> WaitingEvents:
+    """What the journals of a machine hold, their owners being at work or not. Raises OSError."""
+    ids: set[EventId] = set()
+    refused: set[EventId] = set()
+    names, num_damaged_files = set(), 0
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        names.add(folder.name)
+        for path in sorted(folder.glob("*")):
+            num_damaged_files += path.suffix == ".damaged"
+            kept = refused if path.name == "refused.events" else ids if path.suffix == ".log" else None
+            if kept is None:
+                continue
+            # One that was replayed meanwhile is in the database.
+            with suppress(FileNotFoundError):
+                kept |= {each.skeleton.event_id for each in read_segment(path).events}
+    return WaitingEvents(frozenset(ids), frozenset(names), frozenset(refused), num_damaged_files)
 
 
 def frame(event: UsageEvent) -> bytes:

@@ -3,20 +3,27 @@
 Engines write down what they make before it leaves them, by request. So of each request either both sides say
 the same, or the reason stands somewhere: it still runs, its event waits in a journal, its count is an
 estimate, its engine was killed. What nothing explains is listed, and is a fault.
+
+Engines write down no times. A range is that of the ledger's requests: what engines made for a request that
+the ledger has at another time is left out, and what it has at no time is missing whatever the range.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from footplate.billing.usage import EventId
 
 MAX_LISTED = 1_000
+# Requests that are looked up in the ledger at a time.
+LOOKED_UP = 10_000
+# A reservation ends when its event is written, and a gateway that can't tell of that lets its lease end.
+RELEASED_WITHIN = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,29 @@ class LedgerCount:
     is_estimated: bool = False
     # Whether another model's attempt was thrown away: its tokens are at engines and not in `output`.
     other_attempts_output: int = 0
+    recorded_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """What the limiter and the gateways of this machine hold, over all tenants, at one moment."""
+
+    held: frozenset[EventId]
+    # Their gateways are gone: whoever sweeps next writes their events.
+    lost: frozenset[EventId] = frozenset()
+    read_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEvents:
+    """Events in the journals of this machine, which are to be replayed, and those that never will be."""
+
+    ids: frozenset[EventId] = frozenset()
+    # Journals that were read: others are known by their names alone.
+    journals: frozenset[str] = frozenset()
+    # Put aside, for the database refuses them as they are.
+    refused: frozenset[EventId] = frozenset()
+    num_damaged_files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +125,18 @@ class BooksState:
 class ReconciliationInput:
     """Everything that is compared. None: that source could not be asked, which is said and explains nothing.
 
-    `open_requests`: those whose reservations are held. The ledger is read before the other sources, so that
-    what ends meanwhile is found somewhere.
+    The order of reading is that of what is compared: the ledger is one moment, before engines, and those are
+    read before reservations and journals. `recorded` says last which of some requests have an event of any
+    time: so what ends meanwhile is found somewhere.
     """
 
     ledger: Iterable[LedgerCount]
     books: BooksState
     engines: EngineCounts | None = None
-    open_requests: frozenset[EventId] | None = None
+    reservations: Reservations | None = None
     batches: Iterable[BatchCount] | None = None
+    waiting: WaitingEvents | None = None
+    recorded: Callable[[Sequence[EventId]], Set[EventId]] | None = None
 
 
 class DifferenceKind(StrEnum):
@@ -111,6 +144,8 @@ class DifferenceKind(StrEnum):
 
     # The reservation is held: its event comes when it ends.
     STILL_RUNNING = "still_running"
+    # Its gateway is gone and its event not written yet.
+    WAITS_FOR_REAPER = "waits_for_reaper"
     # Engines have it, the ledger doesn't, and journals wait to be replayed.
     WAITS_IN_JOURNAL = "waits_in_journal"
     # Its gateway died; the count is that of its last heart-beat, and is marked so.
@@ -128,10 +163,15 @@ class DifferenceKind(StrEnum):
     POSTINGS_DIFFER = "postings_differ"
     ENTRIES_UNBALANCED = "entries_unbalanced"
     CONFLICTING_EVENTS = "conflicting_events"
+    # Its event was written long ago: its tenant's limits are held by nothing.
+    RESERVATION_LEFT = "reservation_left"
+    EVENT_REFUSED = "event_refused"
+    JOURNAL_DAMAGED = "journal_damaged"
 
 
 EXPLAINED: Mapping[DifferenceKind, str] = {
     DifferenceKind.STILL_RUNNING: "its reservation is held; the event is written when it ends",
+    DifferenceKind.WAITS_FOR_REAPER: "its gateway is gone; its event is written when its lease is taken up",
     DifferenceKind.WAITS_IN_JOURNAL: "gateways hold events that are not in the database yet",
     DifferenceKind.ESTIMATED: "its gateway was lost; what its last heart-beat said is billed",
     DifferenceKind.ENGINE_CUT_OFF: "its engine was killed; its last tokens are in no count",
@@ -177,6 +217,8 @@ class Reconciliation:
     unexplained: tuple[Difference, ...]
     explained: tuple[Difference, ...]
     counts: Mapping[DifferenceKind, int]
+    reservations: Reservations | None = None
+    waiting: WaitingEvents | None = None
 
     @property
     def state(self) -> str:
@@ -204,6 +246,12 @@ class Reconciliation:
                 "delivered_tokens": engine.delivered,
                 "discarded_tokens": engine.discarded,
             },
+            "reservations": None
+            if self.reservations is None
+            else {"held": len(self.reservations.held), "lost": len(self.reservations.lost)},
+            "backlog": None
+            if self.waiting is None
+            else {"events_in_journals": len(self.waiting.ids), "events_refused": len(self.waiting.refused)},
             "counts": {kind.value: self.counts[kind] for kind in sorted(self.counts)},
             "unexplained": [each.fields() for each in self.unexplained],
             "explained": [each.fields() for each in self.explained],
@@ -220,6 +268,7 @@ def reconcile(given: ReconciliationInput) -> Reconciliation:
         num_requests += 1
         ledger_output += count.output
         num_estimated += count.is_estimated
+        found.add(_left(count, given.reservations))
         if given.engines is None:
             continue
         made = left.pop(count.event_id, None)
@@ -227,9 +276,7 @@ def reconcile(given: ReconciliationInput) -> Reconciliation:
             engine_total += made
             num_engine_requests += 1
         found.add(_compared(count, made, given.engines))
-    for event_id, made in left.items():
-        if not made.produced:
-            continue
+    for event_id, made in _not_in_ledger(left, given):
         engine_total += made
         num_engine_requests += 1
         found.add(Difference(_missing(event_id, given), event_id, None, made.delivered))
@@ -239,6 +286,7 @@ def reconcile(given: ReconciliationInput) -> Reconciliation:
                 Difference(DifferenceKind.BATCH_DIFFERS, batch.batch_id, batch.events, batch.lines_done)
             )
     _compare_books(given.books, found)
+    _note_what_was_put_aside(given.waiting, found)
     return Reconciliation(
         num_requests,
         ledger_output,
@@ -248,6 +296,8 @@ def reconcile(given: ReconciliationInput) -> Reconciliation:
         tuple(found.unexplained),
         tuple(found.explained),
         dict(found.counts),
+        given.reservations,
+        given.waiting,
     )
 
 
@@ -286,13 +336,49 @@ def _compared(count: LedgerCount, made: EngineCount | None, engines: EngineCount
     return Difference(kind, count.event_id, count.output, made.delivered)
 
 
+def _left(count: LedgerCount, reservations: Reservations | None) -> Difference | None:
+    """A reservation that should have ended with the event."""
+    if reservations is None or count.event_id not in reservations.held:
+        return None
+    if reservations.read_at is None or count.recorded_at is None:
+        return None
+    if reservations.read_at - count.recorded_at <= RELEASED_WITHIN:
+        return None
+    return Difference(DifferenceKind.RESERVATION_LEFT, count.event_id, count.output, None)
+
+
+def _not_in_ledger(
+    left: Mapping[EventId, EngineCount], given: ReconciliationInput
+) -> Iterator[tuple[EventId, EngineCount]]:
+    """What engines made for requests that have no event at any time."""
+    ids = [event_id for event_id, made in left.items() if made.produced]
+    for first in range(0, len(ids), LOOKED_UP):
+        part = ids[first : first + LOOKED_UP]
+        recorded = given.recorded(part) if given.recorded is not None else frozenset()
+        yield from ((event_id, left[event_id]) for event_id in part if event_id not in recorded)
+
+
 def _missing(event_id: EventId, given: ReconciliationInput) -> DifferenceKind:
     """Why engines have a request that the ledger doesn't have."""
-    if given.open_requests is not None and event_id in given.open_requests:
+    if given.reservations is not None and event_id in given.reservations.held:
         return DifferenceKind.STILL_RUNNING
-    if given.books.journals:
+    if given.reservations is not None and event_id in given.reservations.lost:
+        return DifferenceKind.WAITS_FOR_REAPER
+    waiting = given.waiting or WaitingEvents()
+    # Of journals elsewhere nobody can say what is in them.
+    if event_id in waiting.ids or not waiting.journals.issuperset(given.books.journals):
         return DifferenceKind.WAITS_IN_JOURNAL
     return DifferenceKind.NOT_IN_LEDGER
+
+
+def _note_what_was_put_aside(waiting: WaitingEvents | None, found: _Found) -> None:
+    if waiting is None:
+        return
+    for event_id in sorted(waiting.refused):
+        found.add(Difference(DifferenceKind.EVENT_REFUSED, event_id, None, 1))
+    if waiting.num_damaged_files:
+        kind = DifferenceKind.JOURNAL_DAMAGED
+        found.add(Difference(kind, kind.value, None, waiting.num_damaged_files))
 
 
 def _compare_books(books: BooksState, found: _Found) -> None:

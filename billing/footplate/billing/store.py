@@ -5,7 +5,7 @@ All raise StoreUnavailable when the database gives no answer in a bounded time. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -180,7 +180,11 @@ class LedgerCountReader(Protocol):
     """What the books bring to a reconciliation."""
 
     def counts(self, span: TimeRange) -> AbstractContextManager[Iterator[LedgerCount]]:
-        """Every request that began in a range, in bounded memory."""
+        """Every request that began in a range, as of when the block begins, in bounded memory."""
+        ...
+
+    def recorded(self, event_ids: Sequence[EventId]) -> Set[EventId]:
+        """Which of them have an event, of whatever time."""
         ...
 
     def books_state(self, span: TimeRange) -> BooksState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from footplate.billing.adapters.postgres.books import Books, connect
@@ -13,21 +14,26 @@ from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
 from footplate.billing.adapters.postgres.reconcile_reader import PostgresLedgerCountReader
 from footplate.billing.adapters.postgres.report_reader import PostgresReportReader
 from footplate.billing.export_process import ExportProcesses
-from footplate.billing.reconcile import EngineCount, EngineCounts
+from footplate.billing.journal import waiting_events
+from footplate.billing.reconcile import EngineCount, EngineCounts, Reservations
 from footplate.billing.usage import EventId
 from footplate.deployments.engine_journal import read_journals
+from footplate.deployments.metering_service import OPEN_FOLDER
+from footplate.deployments.open_requests import read_all_open
+from footplate.deployments.run_paths import RunPaths
 from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.settings import BillingSettings
+from footplate.tenancy.adapters.valkey.held_reservations import ValkeyHeldReservations
+from footplate.tenancy.errors import LimiterUnavailable
 
 
 class BooksService:
     """Owns a pool of its own: a long report holds up no event, and no event holds up a report."""
 
-    def __init__(
-        self, database_url: str, settings: BillingSettings, exports_dir: Path, engine_journal_dir: Path
-    ) -> None:
+    def __init__(self, database_url: str, redis_url: str, settings: BillingSettings, paths: RunPaths) -> None:
         self._engine = connect(database_url)
         books = Books(self._engine, settings.currency, settings.timezone)
+        exports_dir, held = paths.exports_dir, ValkeyHeldReservations(redis_url)
         self._exports = ExportProcesses(database_url, settings.currency, settings.timezone, exports_dir)
         self.desk = BillingDesk(
             settings.currency,
@@ -41,7 +47,9 @@ class BooksService:
             PostgresLedgerCountReader(books),
             PostgresEventStore(books).rate_quarantined,
             self._exports,
-            engine_counts=lambda: engine_counts(engine_journal_dir),
+            engine_counts=lambda: engine_counts(paths.engine_journal_dir),
+            reservations=lambda: reservations(held, paths.usage_journal_dir.with_name(OPEN_FOLDER)),
+            waiting_events=lambda: waiting_events(paths.usage_journal_dir),
         )
 
     async def close(self) -> None:
@@ -49,6 +57,20 @@ class BooksService:
         self.desk.close()
         self._exports.close()
         self._engine.dispose()
+
+
+def reservations(held: ValkeyHeldReservations, open_dir: Path) -> Reservations | None:
+    """What is held in Valkey, and what gateways of this machine have written down while it was away."""
+    try:
+        found = held.read()
+    except LimiterUnavailable:
+        return None
+    written = {EventId(each.request_id) for each in read_all_open(open_dir)}
+    return Reservations(
+        frozenset(map(EventId, found.held)) | written,
+        frozenset(map(EventId, found.lost)) - written,
+        datetime.now(UTC),
+    )
 
 
 def engine_counts(folder: Path) -> EngineCounts:

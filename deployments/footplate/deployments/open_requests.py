@@ -137,6 +137,13 @@ class LeftRequests:
             os.close(descriptor)
 
 
+def read_all_open(root: Path) -> Iterator[LostRequest]:
+    """What all processes of this machine have written down and not ended, at work or gone."""
+    for path in sorted(root.glob("*.open")) if root.is_dir() else []:
+        with suppress(FileNotFoundError):
+            yield from read_open(path.read_bytes())
+
+
 def read_open(data: bytes) -> list[LostRequest]:
     """What a file says is open, each as it was last known; a torn frame at its end counts for nothing."""
     found: dict[str, LostRequest] = {}

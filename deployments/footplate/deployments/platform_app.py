@@ -21,12 +21,13 @@ logger = logging.getLogger(__name__)
 async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     """The app of one gateway replica, with the text pipelines of the configured models loaded."""
     # The drivers are only loaded in the process that talks to the database.
+    from footplate.deployments.batches.service import BatchService, LineParts
     from footplate.deployments.books_service import BooksService
     from footplate.deployments.key_service import KeyService
     from footplate.deployments.limits import GatewayLimits
     from footplate.deployments.metering_service import MeteringService
     from footplate.deployments.run_paths import RunPaths
-    from footplate.platform.app import create_app
+    from footplate.platform.app import create_app, serve_batches
     from footplate.platform.use import LimiterUse
 
     settings = load_settings(Path(spec.config_file) if spec.config_file else None)
@@ -34,7 +35,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
     paths = RunPaths.of(Path(spec.data_dir))
     usage = MeteringService(spec.database_url, paths.usage_journal_dir, settings.billing)
-    books = BooksService(spec.database_url, settings.billing, paths.exports_dir, paths.engine_journal_dir)
+    books = BooksService(spec.database_url, spec.redis_url, settings.billing, paths)
     limits = GatewayLimits(
         spec.redis_url,
         settings.limits,
@@ -53,6 +54,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         source_header=spec.source_header,
         billing=books.desk,
     )
+    batches = BatchService(spec.database_url, settings.storage.files_url, paths.data_dir, settings.batches)
     usage.start()
     limits.start()
     keys.start()
@@ -69,8 +71,10 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         admission=limits.admission,
         desk=keys.desk,
     )
+    endpoints = serve_batches(app, batches.parts)
+    batches.start(LineParts(endpoints, client, keys.authenticator, usage.writer))
     # What the gateway awaits once it has drained; reservations end when their events are durable.
-    app.state.closers = (limits.close, usage.close, books.close, keys.close)
+    app.state.closers = (batches.close, limits.close, usage.close, books.close, keys.close)
     return app
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from footplate.billing.errors import StoreUnavailable
 from footplate.billing.exports.request import ExportId
 from footplate.billing.periods import BillingCalendar
-from footplate.billing.reconcile import EngineCountReader
+from footplate.billing.reconcile import EngineCountReader, Reservations, WaitingEvents
 from footplate.billing.store import (
     ExportStore,
     LedgerCountReader,
@@ -21,7 +21,6 @@ from footplate.billing.store import (
     PriceStore,
     ReportReader,
 )
-from footplate.billing.usage import EventId
 
 MAX_THREADS = 4
 # Reports answer within their statement's time; closing a month and reconciling read all of its events.
@@ -39,8 +38,8 @@ class BillingDesk:
     """What the endpoints of billing work with.
 
     `prices` rates nothing by itself: `rate_quarantined` does, once an import stands. `launch` lets an export
-    be written and returns at once. `engine_counts` and `open_requests` are what engines and the limiter say,
-    None where nobody can be asked.
+    be written and returns at once. `engine_counts`, `reservations` and `waiting_events` are what engines, the
+    limiter and this machine's journals say; None where nobody can be asked, or nobody answers.
     """
 
     currency: str
@@ -54,7 +53,8 @@ class BillingDesk:
     rate_quarantined: Callable[[], int]
     launch: Callable[[ExportId], None]
     engine_counts: EngineCountReader | None = None
-    open_requests: Callable[[], frozenset[EventId]] | None = None
+    reservations: Callable[[], Reservations | None] | None = None
+    waiting_events: Callable[[], WaitingEvents] | None = None
     now: Callable[[], datetime] = _utc_now
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="books"), repr=False

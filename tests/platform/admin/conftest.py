@@ -22,7 +22,7 @@ from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
 from footplate.billing.adapters.postgres.reconcile_reader import PostgresLedgerCountReader
 from footplate.billing.adapters.postgres.report_reader import PostgresReportReader
 from footplate.billing.exports.request import ExportId, ExportRequest
-from footplate.billing.reconcile import EngineCounts
+from footplate.billing.reconcile import EngineCounts, Reservations, WaitingEvents
 from footplate.billing.reports import UsageFilter
 from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import TenantId
@@ -61,6 +61,8 @@ class World:
     exports_dir: Path
     use: UseReader | None = None
     engine_counts: EngineCounts = field(default_factory=lambda: EngineCounts({}))
+    reservations: Reservations | None = None
+    waiting_events: WaitingEvents = field(default_factory=WaitingEvents)
     now: datetime = datetime(2026, 11, 1, 12, tzinfo=UTC)
     seconds: float = 0.0
     keys: dict[str, str] = field(default_factory=dict)
@@ -93,6 +95,8 @@ class World:
             self.events.rate_quarantined,
             self.launch,
             engine_counts=lambda: self.engine_counts,
+            reservations=lambda: self.reservations,
+            waiting_events=lambda: self.waiting_events,
             now=lambda: self.now,
         )
         self.desk = AdminDesk(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from footplate.billing.reconcile import EngineCount, EngineCounts
-from footplate.billing.usage import UsageEvent
+from footplate.billing.reconcile import EngineCount, EngineCounts, Reservations, WaitingEvents
+from footplate.billing.usage import EventId, UsageEvent
 from tests.billing.builders import event
 from tests.platform.admin.conftest import World
 from tests.platform.admin.test_audit import PRICES
@@ -249,7 +249,22 @@ def test_a_reconciliation_explains_or_lists_each_difference(world: World) -> Non
     }  # fmt: skip
     world.engine_counts = EngineCounts({each.event_id: EngineCount(10, 10) for each in (right, lost, other)})
     assert world.ok("GET", "reconciliation")["state"] == "balanced"
-    assert found["sources"] == {"ledger": True, "engines": True, "reservations": False}
+    assert found["sources"] == {"ledger": True, "engines": True, "reservations": False, "journals": True}
+    made = {each.event_id: EngineCount(10, 10) for each in (right, lost, other)}
+    ids = [EventId(name) for name in ("req_runs", "req_dead", "req_waits", "req_gone")]
+    world.engine_counts = EngineCounts({**made, **dict.fromkeys(ids, EngineCount(3, 3))})
+    world.reservations = Reservations(frozenset(ids[:1]), frozenset(ids[1:2]), world.now)
+    world.waiting_events = WaitingEvents(frozenset(ids[2:3]))
+    found = world.ok("GET", "reconciliation")
+    assert found["counts"] == {
+        "still_running": 1, "waits_for_reaper": 1, "waits_in_journal": 1, "not_in_ledger": 1,
+    }  # fmt: skip
+    assert (found["reservations"], found["sources"]["reservations"]) == ({"held": 1, "lost": 1}, True)
+    assert found["backlog"] == {"events_in_journals": 1, "events_refused": 0}
+    # Of another month: neither missing there, nor counted.
+    world.engine_counts = EngineCounts(made)
+    found = world.ok("GET", "reconciliation?from=2026-10-01&to=2026-11-01")
+    assert (found["state"], found["engines"]["requests"]) == ("balanced", 0)
 
 
 def test_without_books_there_is_nothing_to_read(world: World) -> None:

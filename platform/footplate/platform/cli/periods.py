@@ -72,11 +72,13 @@ def reconcile(
 
 
 def _show(found: dict[str, Any]) -> None:
-    engines = found["engines"] or {}
+    engines, reservations, backlog = (found[name] or {} for name in ("engines", "reservations", "backlog"))
     facts = {
         "state": found["state"],
         **{f"ledger {name}".replace("_", " "): value for name, value in found["ledger"].items()},
         **{f"engines {name}".replace("_", " "): value for name, value in engines.items()},
+        **{f"reservations {name}": value for name, value in reservations.items()},
+        **{name.replace("_", " "): value for name, value in backlog.items()},
         **{f"found: {name}".replace("_", " "): value for name, value in found["counts"].items()},
     }
     show_one(facts, as_json=False)

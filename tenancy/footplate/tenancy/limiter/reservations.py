@@ -51,6 +51,14 @@ class LostRequest:
     progress: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class HeldReservations:
+    """Ids of requests over all tenants: those that run, and those whose gateways died and that wait."""
+
+    held: frozenset[str]
+    lost: frozenset[str]
+
+
 class Limiter(Protocol):
     """Reserves before the work, settles once after it. All limits of a request are of one tenant."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC
 
@@ -10,7 +10,13 @@ from sqlalchemy import func, select
 
 from footplate.billing.adapters.postgres import checks
 from footplate.billing.adapters.postgres.books import Books, reading
-from footplate.billing.adapters.postgres.tables import SCHEMA, conflicting_events, journals, quarantine
+from footplate.billing.adapters.postgres.tables import (
+    SCHEMA,
+    conflicting_events,
+    events,
+    journals,
+    quarantine,
+)
 from footplate.billing.reconcile import BooksState, LedgerCount
 from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import EventId
@@ -21,7 +27,7 @@ _COUNTS = f"""
 select e.event_id, e.started_at, coalesce(r.output, e.output), coalesce(r.is_estimated, e.is_estimated),
        coalesce((select sum((a -> 'tokens' ->> 'output')::bigint)
            from jsonb_array_elements(coalesce(r.attempts, e.attempts)) a
-           where a ->> 'model' <> d.served_model), 0)
+           where a ->> 'model' <> d.served_model), 0), e.written_at
 from {SCHEMA}.events e
 left join {SCHEMA}.recounts r on r.event_seq = e.seq
 join {SCHEMA}.dimensions d on d.id = coalesce(r.dimension_id, e.dimension_id)
@@ -50,9 +56,22 @@ class PostgresLedgerCountReader:
                 # Late events count later than they began, and never earlier: the index is on that.
                 cursor.execute(_COUNTS, (span.begin, span.end, span.begin))
                 yield (
-                    LedgerCount(EventId(name), at.astimezone(UTC), int(output), is_estimated, int(other))
-                    for name, at, output, is_estimated, other in cursor
+                    LedgerCount(
+                        EventId(name),
+                        at.astimezone(UTC),
+                        int(output),
+                        is_estimated,
+                        int(other),
+                        written_at.astimezone(UTC),
+                    )
+                    for name, at, output, is_estimated, other, written_at in cursor
                 )
+
+    def recorded(self, event_ids: Sequence[EventId]) -> Set[EventId]:
+        """As `LedgerCountReader.recorded`."""
+        query = select(events.c.event_id).where(events.c.event_id == func.any(list(event_ids)))
+        with reading(self._books.engine, is_long=True) as connection:
+            return {EventId(name) for name in connection.execute(query).scalars()}
 
     def books_state(self, span: TimeRange) -> BooksState:
         """Whether all months that a range touches are sound, and what waits."""

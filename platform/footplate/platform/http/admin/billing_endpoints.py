@@ -224,14 +224,16 @@ async def show_reconciliation(exchange: AdminExchange) -> Response:
     billing = exchange.billing
     span = _range(exchange, _asked(exchange, *RANGE))
     found = await billing.ask(lambda: _reconcile(billing, span), wait_s=LONG_S)
+    fields = found.fields()
     return JSONResponse(
         {
-            **found.fields(),
+            **fields,
             **span.fields(),
             "sources": {
                 "ledger": True,
-                "engines": billing.engine_counts is not None,
-                "reservations": billing.open_requests is not None,
+                "engines": fields["engines"] is not None,
+                "reservations": fields["reservations"] is not None,
+                "journals": fields["backlog"] is not None,
             },
         }
     )
@@ -296,12 +298,18 @@ def _statement(billing: BillingDesk, tenant_id: TenantId, period: Period) -> Sta
 
 
 def _reconcile(billing: BillingDesk, span: TimeRange) -> Reconciliation:
-    books = billing.ledger_counts.books_state(span)
-    # What runs is read before engines: what ends in between is found as an event or as running.
-    open_requests = None if billing.open_requests is None else billing.open_requests()
-    engines = None if billing.engine_counts is None else billing.engine_counts()
-    with billing.ledger_counts.counts(span) as counts:
-        return reconcile(ReconciliationInput(counts, books, engines, open_requests))
+    ledger = billing.ledger_counts
+    books = ledger.books_state(span)
+    with ledger.counts(span) as counts:
+        # In this order: see `ReconciliationInput`.
+        engines = None if billing.engine_counts is None else billing.engine_counts()
+        reservations = None if billing.reservations is None else billing.reservations()
+        waiting = None if billing.waiting_events is None else billing.waiting_events()
+        return reconcile(
+            ReconciliationInput(
+                counts, books, engines, reservations, waiting=waiting, recorded=ledger.recorded
+            )
+        )
 
 
 def _range(exchange: AdminExchange, given: Mapping[str, Any]) -> TimeRange:

@@ -152,6 +152,8 @@ class ReconciliationAnswer(Answer):
     timezone: str
     ledger: dict[str, int]
     engines: dict[str, int] | None
+    reservations: dict[str, int] | None
+    backlog: dict[str, int] | None
     counts: dict[str, int]
     unexplained: list[dict[str, Any]]
     explained: list[dict[str, Any]]
