@@ -177,10 +177,10 @@ def test_steps_of_batch_work_alone_are_short_and_count_depth(monkeypatch: pytest
     assert max(len(step) for step in work) > 1
 
 
-def test_alone_as_many_run_as_leave_half_a_step_to_prompts() -> None:
-    driver = NamedDriver(batch_step_tokens=8)
+def test_alone_no_more_run_than_fit_a_step() -> None:
+    driver = NamedDriver(batch_step_tokens=4)
     for number in range(7):
-        driver.add(batch_request(f"b{number}", 5))
+        driver.add(batch_request(f"b{number}", 5, max_tokens=20))
     driver.run_until_decoding("b0", "b1", "b2", "b3")
     assert driver.scheduler.stats().batch_running == 4
     driver.run_to_the_answers()

@@ -12,7 +12,7 @@ from footplate.engine.waiting import WaitingQueue
 
 # Beside other work and alone, in tokens. On a CPU each row makes a step longer, so batch work waits for all
 # other work. On a GPU 32 rows more cost some tenth of a decode step.
-SLOW_BOUNDS = (0, 32)
+SLOW_BOUNDS = (0, 8)
 FAST_BOUNDS = (32, 512)
 
 
@@ -50,8 +50,5 @@ class BatchBounds:
         return cls(beside, alone)
 
     def max_running(self, *, is_alone: bool) -> int:
-        """Sequences that run at once: more would only hold blocks and take turns.
-
-        Alone they leave half a step to prompts, so that whoever ends is soon replaced.
-        """
-        return max(1, self.alone // 2) if is_alone else self.beside
+        """Sequences that run at once: more would only hold blocks and take turns."""
+        return self.alone if is_alone else self.beside
