@@ -123,6 +123,8 @@ class AsyncEngine:
             self._wake.notify()
         self._thread.join()
         self.core.shutdown()
+        # What `load` froze can be collected again: a model that is let go is gigabytes.
+        gc.unfreeze()
 
     def _run(self) -> None:
         try:
