@@ -29,13 +29,13 @@ class AffinitySettings:
     waiting_tokens: float = 96.0
     # A prompt token to compute, against one that waits: it delays this request as much, and then it is work
     # that another replica had spared the fleet.
-    new_token_weight: float = 2.0
+    new_token_weight: float = 4.0
     # A holder is left only for one that is cheaper by both.
     hysteresis_tokens: float = 128.0
-    hysteresis_share: float = 0.2
+    hysteresis_share: float = 0.4
     # The most requests that a replica may have for its prefixes' sake: a multiple of the mean, and some more,
     # so that a few requests at an idle fleet stay where their prefix is.
-    load_factor: float = 1.25
+    load_factor: float = 1.75
     spare_requests: float = 4.0
     # From this use of the KV pool on, what a prompt needs anew must push something out.
     full_kv_usage: float = 0.9
