@@ -43,15 +43,20 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def new_books(postgres: PostgresServer) -> Callable[[], str]:
-    """Makes a database with empty books; answers with its URL. Copying one is faster than migrating."""
+    """Makes a database with empty books and no batches; answers with its URL.
+
+    Copying one is faster than migrating.
+    """
     from sqlalchemy import text
 
     from footplate.billing.adapters.postgres import schema
+    from footplate.deployments.batches import schema as batch_schema
     from tests.postgres_server import connected
 
     template = postgres.new_database()
     with connected(template) as engine:
         schema.upgrade(engine)
+        batch_schema.upgrade(engine)
     numbers = itertools.count()
 
     def make() -> str:

@@ -180,3 +180,8 @@ class KnownKeys:
 
     async def authenticate(self, key: str) -> Principal | None:
         return self.principals.get(key)
+
+    async def find(self, key_id: str) -> Principal | None:
+        """As `ports.KeyFinder`."""
+        found = [each for each in self.principals.values() if each.key_id == key_id]
+        return found[0] if found else None

@@ -15,7 +15,7 @@ from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
 from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore, connect
 from footplate.tenancy.adapters.valkey.changes import ValkeyChangeBus
 from footplate.tenancy.admin.administration import Administration
-from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
+from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator, KeyHolder
 from footplate.tenancy.changes import ChangeFollower
 from footplate.tenancy.errors import StoreUnavailable
 from footplate.tenancy.quotas import Quota
@@ -37,19 +37,26 @@ class TenancyAuthenticator:
 
     async def authenticate(self, key: str) -> Principal | None:
         """The principal of a live key, or None."""
-        holder = await self._keys.authenticate(key)
-        if holder is None:
-            return None
-        return Principal(
-            holder.key_id,
-            holder.tenant_id,
-            holder.role.value,
-            holder.cache_scope,
-            holder.tenant_quota,
-            holder.key_quota,
-            holder.cost_center,
-            holder.labels,
-        )
+        return _principal(await self._keys.authenticate(key))
+
+    async def find(self, key_id: str) -> Principal | None:
+        """The principal of a live key by its public id; see `ports.KeyFinder`."""
+        return _principal(await self._keys.holder_of(key_id))
+
+
+def _principal(holder: KeyHolder | None) -> Principal | None:
+    if holder is None:
+        return None
+    return Principal(
+        holder.key_id,
+        holder.tenant_id,
+        holder.role.value,
+        holder.cache_scope,
+        holder.tenant_quota,
+        holder.key_quota,
+        holder.cost_center,
+        holder.labels,
+    )
 
 
 class KeyService:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from footplate.deployments.batches.setup import prepare_batches
 from footplate.deployments.billing_setup import BillingSetup, prepare_books
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.errors import StartupError
@@ -45,6 +46,7 @@ class RunPlan:
     ray_namespace: str = "footplate"
     database_url: str = EMBEDDED
     redis_url: str = EMBEDDED
+    files_url: str = EMBEDDED
     master_key_file: Path | None = None
     config_file: str | None = None
     app_builder: str = PLATFORM_APP
@@ -191,6 +193,8 @@ class PlatformRun:
                 prepare_storage(self.database_url, self.master_key_file, self.paths.keys_dir)
             with self.clock.measure("books"):
                 prepare_books(self.database_url, self.plan.billing)
+            with self.clock.measure("batches"):
+                prepare_batches(self.database_url, self.plan.files_url, self.paths.data_dir)
 
     def _start_valkey(self) -> None:
         if self.plan.redis_url == EMBEDDED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from footplate.billing.usage import EventSkeleton, EventState
+from footplate.billing.usage import EventSkeleton, EventState, UsageEvent
 from footplate.engine.types import EngineRequest, TokenUsage
 from footplate.platform.admission import Admission, Admitted, Needed, Terms
 from footplate.platform.errors import AnswerNotRead
@@ -39,6 +39,8 @@ class AdmittedRun:
         self._state: EventState | None = None
         self._is_over = False
         self._has_claim = False
+        # What is made up of a client that left is ended by a task of its own.
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def prompts(self) -> Sequence[PromptRun]:
@@ -121,10 +123,25 @@ class AdmittedRun:
             await self._run.close()
         elif self._state is EventState.CLIENT_CANCELLED:
             # What the engine made until it heard of it is on its way; nobody waits for that here.
-            settlement.spawn(self._end_cancelled())
+            self._ending = settlement.spawn(self._end_cancelled())
         else:
             self._end(self._state or EventState.FAILED, is_exact=self._state is EventState.COMPLETED)
             await self._run.close()
+
+    def completed_event(self) -> UsageEvent | None:
+        """The event of its whole answer, to be kept with that answer; None where nothing is metered."""
+        metering = self._admission.metering
+        if metering is None or self._skeleton is None:
+            return None
+        return metering.end(self._skeleton, self._run, EventState.COMPLETED, is_exact=True)
+
+    async def until_recorded(self) -> None:
+        """After `close`: wait until its event, if it becomes one, is durable."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        hold = self._admitted.hold
+        if hold is not None and hold.durable is not None:
+            await asyncio.shield(hold.durable)
 
     async def _end_cancelled(self) -> None:
         is_exact = await self._run.cancel()
@@ -135,7 +152,9 @@ class AdmittedRun:
         hold, metering = self._admitted.hold, self._admission.metering
         event = None
         if metering is not None and self._skeleton is not None:
-            event = metering.end(self._skeleton, self._run, state, is_exact=is_exact)
+            line = self._facts.line
+            is_final = line is None or line.is_final
+            event = metering.end(self._skeleton, self._run, state, is_exact=is_exact, is_final=is_final)
         settlement = self._admission.settlement
         if hold is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,16 @@ from starlette.responses import JSONResponse, Response
 import footplate.platform.http.health as health
 from footplate.platform.administration import AdminDesk
 from footplate.platform.admission import Admission, local_admission
+from footplate.platform.batches.desk import BatchDesk
+from footplate.platform.batches.metrics import BatchMetrics
 from footplate.platform.http import chat, completions, metrics, models, tokens
 from footplate.platform.http.admin.endpoints import admin_routes
 from footplate.platform.http.admin.exchange import answer as answer_admin
 from footplate.platform.http.admin.openapi import describe, described_errors
+from footplate.platform.http.batches import LINE_ENDPOINTS, add_batches
 from footplate.platform.http.edge import Edge, EdgeLimits
 from footplate.platform.http.errors import api_error
+from footplate.platform.http.files import UPLOAD_LIMITS, add_files
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.health import Readiness, ReadinessCheck
 from footplate.platform.http.me import show_me
@@ -41,6 +46,14 @@ from footplate.platform.settings import Settings
 _Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
 
 
+@dataclass(frozen=True, slots=True)
+class BatchParts:
+    """What the endpoints of files and batches need."""
+
+    desk: BatchDesk
+    metrics: BatchMetrics
+
+
 def create_app(
     settings: Settings,
     client: InferenceClient,
@@ -54,7 +67,8 @@ def create_app(
     """The gateway's ASGI application. Starts nothing and owns nothing: its parts are the caller's to close.
 
     `readiness` adds dependencies to `/readyz`, by name; the engines are there anyway. Without a `desk` there
-    are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone.
+    are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone. See
+    `serve_batches` for `/v1/files` and `/v1/batches`.
     """
     admission = admission or local_admission()
     metering = admission.metering
@@ -67,11 +81,15 @@ def create_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        middleware=[Middleware(Edge, limits=edge), Middleware(StraightPath, endpoints=posts)],
+        middleware=[
+            Middleware(Edge, limits=edge, own_limits=UPLOAD_LIMITS),
+            Middleware(StraightPath, endpoints=posts),
+        ],
         exception_handlers={HTTPException: _framework_error},
         redirect_slashes=False,
     )
     posts |= _add_posts(app, gateway)
+    app.state.gateway, app.state.posts = gateway, posts
     checks = {"engines": _engines_check(client), **(readiness or {})}
     _add_reads(app, gateway, checks)
     if desk is not None:
@@ -79,6 +97,16 @@ def create_app(
     if settings.telemetry.prometheus:
         _add_get(app, "/metrics", _bound(gateway, metrics.show_metrics), "show_metrics")
     return app
+
+
+def serve_batches(app: FastAPI, parts: BatchParts) -> Mapping[str, StraightEndpoint]:
+    """Add `/v1/files` and `/v1/batches` to an app; the endpoints that a batch's lines are run by."""
+    gateway: Gateway = app.state.gateway
+    gateway.metrics.add(parts.metrics)
+    add_files(app, gateway, parts.desk)
+    add_batches(app, gateway, parts.desk)
+    posts: dict[str, StraightEndpoint] = app.state.posts
+    return {path: posts[path] for path in LINE_ENDPOINTS}
 
 
 def _add_posts(app: FastAPI, gateway: Gateway) -> dict[str, StraightEndpoint]:

@@ -12,6 +12,10 @@
     ├── BodyTooComplex         it holds too many lists, objects or values
     ├── BodyTooSlow            the request's body did not arrive in time
     ├── AnswerNotRead          the client takes nothing of its answer
+    ├── NotThere               no such file or batch, or another tenant's
+    ├── WrongState             what is asked for does not go with how a file or batch stands
+    ├── BatchStoreAway         the database of files and batches gives no answer
+    ├── FileStoreAway          the store of files' bytes gives no answer
     ├── RequestRepeated        another request came first under its Idempotency-Key
     └── UnsupportedParameter   a parameter (or value) that this version doesn't honour
 
@@ -102,6 +106,30 @@ class BodyTooSlow(PlatformError):
 
 class AnswerNotRead(PlatformError):
     """The client has taken nothing of its answer for too long."""
+
+
+class NotThere(PlatformError):
+    """There is no such file or batch for this tenant."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class WrongState(PlatformError):
+    """A file or a batch is in a state that does not allow it; `code` is the API's."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class BatchStoreAway(PlatformError):
+    """The database of files and batches gives no answer."""
+
+
+class FileStoreAway(PlatformError):
+    """The store of files' bytes gives no answer, or takes no more."""
 
 
 class RequestRepeated(PlatformError):

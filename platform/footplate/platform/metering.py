@@ -17,6 +17,7 @@ from footplate.billing.errors import InvalidUsage
 from footplate.billing.usage import (
     Attempt,
     AttemptOutcome,
+    BatchId,
     EventId,
     EventSkeleton,
     EventState,
@@ -56,9 +57,27 @@ class EventSink(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class LineAttempt:
+    """One attempt at a line of a batch: the line is one event, however often it is begun.
+
+    Whoever runs it knows more of its end than the run does. While another attempt may follow, whatever this
+    one used is an estimate of what the line costs, and the count of the answer that is kept mends it.
+    """
+
+    event_id: EventId
+    batch_id: BatchId
+    # Its answer is kept, or the line is not begun again.
+    is_final: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What an event says of a request beside its tokens."""
+    """What an event says of a request beside its tokens.
+
+    `request_id` is what reservations and engines know it by, and never used twice. The event's id is the same
+    unless this is an attempt at a batch's `line`.
+    """
 
     request_id: str
     principal: Principal
@@ -67,6 +86,12 @@ class RequestFacts:
     card: ModelCard
     endpoint: str
     idempotency_key: str | None = None
+    line: LineAttempt | None = None
+
+    @property
+    def event_id(self) -> EventId:
+        """Of the one event that it becomes, or of the line's."""
+        return EventId(self.request_id) if self.line is None else self.line.event_id
 
 
 def utc_now() -> datetime:
@@ -100,7 +125,7 @@ class Metering:
         """What is known of a request that is about to be admitted."""
         principal = facts.principal
         return EventSkeleton(
-            EventId(facts.request_id),
+            facts.event_id,
             TenantId(principal.tenant_id),
             KeyId(principal.key_id),
             ModelName(facts.requested_model),
@@ -110,6 +135,7 @@ class Metering:
             num_prompt_tokens,
             principal.cost_center,
             principal.labels,
+            None if facts.line is None else facts.line.batch_id,
         )
 
     def progress(self, skeleton: EventSkeleton, run: Run) -> bytes:
@@ -123,8 +149,16 @@ class Metering:
             usages[0].engine if usages else "",
         ).to_bytes()
 
-    def end(self, skeleton: EventSkeleton, run: Run, state: EventState, *, is_exact: bool) -> UsageEvent:
-        """The event of a request that an engine had begun.
+    def end(
+        self,
+        skeleton: EventSkeleton,
+        run: Run,
+        state: EventState,
+        *,
+        is_exact: bool,
+        is_final: bool = True,
+    ) -> UsageEvent:
+        """The event of a request that an engine had begun. Not `is_final`: a later count may mend it.
 
         A prompt counts in full once an engine has it, cached tokens apart, and the answer as far as it came.
         Of a request that failed without a token of an answer nothing counts.
@@ -144,7 +178,7 @@ class Metering:
             state,
             sum((attempt.tokens for attempt in attempts), TokenCounts()),
             self.now(),
-            is_estimated=not is_free and not (is_exact and all(map(_is_plausible, usages))),
+            is_estimated=not is_final or not (is_free or (is_exact and all(map(_is_plausible, usages)))),
             first_token_at=_first_token_at(skeleton, run),
             attempts=attempts,
         )

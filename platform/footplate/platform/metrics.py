@@ -189,10 +189,14 @@ class GatewayMetrics(Collector):
 
     def __init__(self, stats: StatsSource, *others: FamilySource) -> None:
         self._stats = stats
-        self._others = others
+        self._others = list(others)
         self._latencies: dict[tuple[str, str], EngineLatencies] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
+
+    def add(self, other: FamilySource) -> None:
+        """Tell of something else too."""
+        self._others.append(other)
 
     def latencies(self, model: str, engine: str) -> EngineLatencies:
         """The histograms of one engine of a served model (never of a name a client made up)."""

@@ -99,6 +99,14 @@ class Authenticator(Protocol):
         ...
 
 
+class KeyFinder(Protocol):
+    """Looks keys up for work that was accepted under them and runs later."""
+
+    async def find(self, key_id: str) -> Principal | None:
+        """The principal of a live key by its public id, as fresh as for a request, or None."""
+        ...
+
+
 class UseReader(Protocol):
     """Says how much of its limits a caller has used."""
 

@@ -79,6 +79,13 @@ class StorageSettings(Section):
     redis_url: str = "embedded"
     files_url: str = "embedded"
 
+    @field_validator("files_url")
+    @classmethod
+    def _known_files(cls, value: str) -> str:
+        if value != "embedded" and not value.startswith("/") and "://" not in value:
+            raise ValueError("must be embedded, an absolute path, or a URL that fsspec knows, such as s3://…")
+        return value
+
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str) -> str:
@@ -112,6 +119,16 @@ class LimitSettings(Section):
 
     degraded_mode: DegradedModeSettings = DegradedModeSettings()
     lease_s: Annotated[float, Field(ge=1, le=3600)] = 30
+
+
+class BatchSettings(Section):
+    """Files and batches. `max_running`: lines at a time in one gateway; the others hold for each tenant."""
+
+    max_running: Annotated[int, Field(ge=0, le=1000)] = 16
+    lease_s: Annotated[float, Field(ge=2, le=3600)] = 30
+    max_open: _Count = 100
+    max_files: _Count = 1_000
+    max_stored_gib: Annotated[float, Field(gt=0)] = 10
 
 
 class RoutingSettings(Section):
@@ -291,6 +308,7 @@ class Settings(Section):
     storage: StorageSettings = StorageSettings()
     security: SecuritySettings = SecuritySettings()
     limits: LimitSettings = LimitSettings()
+    batches: BatchSettings = BatchSettings()
     routing: RoutingSettings = RoutingSettings()
     models: tuple[ModelSettings, ...] = Field(default_factory=_default_models)
     routes: tuple[RouteSettings, ...] = ()

@@ -77,6 +77,8 @@ class Hold:
     is_local: bool = False
     told: tuple[int, bytes] = (0, b"")
     beaten_at: float = 0.0
+    # Its event on the way, once it has ended with one.
+    durable: asyncio.Future[Any] | None = None
 
 
 class Settlement:
@@ -143,7 +145,8 @@ class Settlement:
                 spent = self._spent(hold, event)
                 return self._limiter.settle(hold.tenant_id, hold.request_id, num_tokens, spent)
 
-            self.spawn(self._end(hold, self._taken(event), end))
+            self._take_event(hold, event)
+            self.spawn(self._end(hold, end))
 
     def release(self, hold: Hold, event: UsageEvent | None = None) -> None:
         """End a hold as if it had never been: the work did not begin, or gave nothing."""
@@ -152,7 +155,8 @@ class Settlement:
             def end() -> Coroutine[Any, Any, Outcome]:
                 return self._limiter.release(hold.tenant_id, hold.request_id)
 
-            self.spawn(self._end(hold, self._taken(event), end))
+            self._take_event(hold, event)
+            self.spawn(self._end(hold, end))
 
     def release_when_decided(self, asking: asyncio.Future[Decision], tenant_id: str, request_id: str) -> None:
         """Give back what is still being asked for: its client has left."""
@@ -164,11 +168,12 @@ class Settlement:
 
         self.spawn(wait_and_release())
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
         """Do what belongs to the end of a hold, to its end."""
         task = asyncio.create_task(_said(work))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+        return task
 
     def start(self) -> None:
         """Begin to beat."""
@@ -198,8 +203,9 @@ class Settlement:
             if isinstance(error, Exception) and not isinstance(error, TenancyError):
                 _LOGGER.error("heart-beats failed", exc_info=error)
 
-    def _taken(self, event: UsageEvent | None) -> asyncio.Future[Any] | None:
-        return None if event is None or self._sink is None else self._sink.take(event)
+    def _take_event(self, hold: Hold, event: UsageEvent | None) -> None:
+        if event is not None and self._sink is not None:
+            hold.durable = self._sink.take(event)
 
     def _spent(self, hold: Hold, event: UsageEvent | None) -> Spent | None:
         if hold.money is None or event is None or self._budgets is None:
@@ -209,12 +215,11 @@ class Settlement:
     async def _end(
         self,
         hold: Hold,
-        durable: asyncio.Future[Any] | None,
         end: Callable[[], Coroutine[Any, Any, Outcome]],
     ) -> None:
         try:
-            if durable is not None:
-                await durable
+            if hold.durable is not None:
+                await hold.durable
             if hold.leasing is not None:
                 await hold.leasing
         finally:

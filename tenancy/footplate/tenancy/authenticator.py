@@ -114,10 +114,7 @@ class CachingAuthenticator:
         if parts is None:
             return None
         public_id, secret = parts
-        answer = self._answers.get(public_id)
-        if answer is None or not self._is_fresh(answer):
-            # Shielded: one caller going away must not fail the others that wait for the same key.
-            answer = await asyncio.shield(self._fetch_task(public_id))
+        answer = await self._answer(public_id)
         stored = answer.stored
         if not is_right_secret(self._pepper, stored, public_id, secret):
             return None
@@ -127,6 +124,20 @@ class CachingAuthenticator:
             return None
         self._uses[public_id] = now
         return answer.holder
+
+    async def holder_of(self, public_id: str) -> KeyHolder | None:
+        """The holder of a live key, for work that was accepted under it before. Raises StoreUnavailable."""
+        answer = await self._answer(public_id)
+        if answer.stored is None or not answer.stored.is_live(self._now()):
+            return None
+        return answer.holder
+
+    async def _answer(self, public_id: str) -> _Answer:
+        answer = self._answers.get(public_id)
+        if answer is None or not self._is_fresh(answer):
+            # Shielded: one caller going away must not fail the others that wait for the same key.
+            answer = await asyncio.shield(self._fetch_task(public_id))
+        return answer
 
     def forget(self, public_id: str) -> None:
         """Drop what is known of a key: somebody has told us that it changed."""

@@ -83,6 +83,7 @@ def plan_from_settings(
         ray_namespace=settings.ray.namespace,
         database_url=settings.storage.database_url,
         redis_url=settings.storage.redis_url,
+        files_url=settings.storage.files_url,
         master_key_file=Path(key_file).expanduser() if key_file else None,
         config_file=str(file.absolute()) if file else None,
         billing=_billing_setup(settings, file),

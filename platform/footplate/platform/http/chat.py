@@ -50,7 +50,7 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     card, pipeline = await gateway.model(request, principal, body.model)
-    terms = gateway.admission.terms(principal, card)
+    terms = gateway.terms(request, principal, card)
     ids = await encode_messages(pipeline, card, body.messages)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked == 0:

@@ -72,7 +72,7 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
     body = parse_body(CompletionBody, await request.body())
     _check(body)
     card, pipeline = await gateway.model(request, principal, body.model)
-    terms = gateway.admission.terms(principal, card)
+    terms = gateway.terms(request, principal, card)
     prompts = await _read_prompts(pipeline, card, body)
     head = Head.new("cmpl-", "text_completion", card, body.service_tier)
     caller = _Caller(principal, terms, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,19 @@ class Edge:
         app: App,
         limits: EdgeLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        own_limits: Mapping[tuple[str, str], EdgeLimits] | None = None,
     ) -> None:
         self._app = app
         self._limits = limits or EdgeLimits()
+        # Of single endpoints, by method and path: for uploads.
+        self._own_limits = own_limits or {}
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limits = self._limits
+        limits = self._own_limits.get((scope["method"], scope["path"]), self._limits)
         exchange = _Exchange(send, limits.max_stall_s, self._clock)
         scope["footplate.request_id"] = exchange.request_id
         body = _BoundedBody(receive, scope, limits.max_body_bytes, limits.max_body_s)

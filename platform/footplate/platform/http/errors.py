@@ -40,17 +40,21 @@ from footplate.engine.errors import (
 from footplate.platform.errors import (
     AnswerNotRead,
     AuthenticationFailed,
+    BatchStoreAway,
     BodyEncoded,
     BodyTooComplex,
     BodyTooLarge,
     BodyTooSlow,
+    FileStoreAway,
     LimitRefused,
     MeteringUnavailable,
     ModelNotFound,
+    NotThere,
     PermissionDenied,
     PlatformError,
     RequestRepeated,
     UnsupportedParameter,
+    WrongState,
 )
 from footplate.platform.http.forms import WRONG_FORM
 from footplate.platform.http.limit_headers import limit_headers
@@ -178,10 +182,23 @@ def _from_platform(error: PlatformError) -> ApiError:
         return ApiError(404, str(error), code="model_not_found", param="model")
     if isinstance(error, BodyTooComplex):
         return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, NotThere | WrongState | BatchStoreAway | FileStoreAway):
+        return _from_batches(error)
     if type(error) in _UNREAD:
         status, code = _UNREAD[type(error)]
         return ApiError(status, str(error), code=code, headers={"connection": "close"})
     return ApiError(500, "The server is not set up for this request.", _SERVER, _SERVER)
+
+
+def _from_batches(error: NotThere | WrongState | BatchStoreAway | FileStoreAway) -> ApiError:
+    if isinstance(error, NotThere):
+        return ApiError(404, str(error), code="not_found", param=error.param)
+    if isinstance(error, WrongState):
+        # SDKs try a 409 again unless they are told not to.
+        return ApiError(409, str(error), code=error.code, headers={"x-should-retry": "false"})
+    which = "database" if isinstance(error, BatchStoreAway) else "store of files"
+    message = f"The {which} can't be asked at the moment; try again."
+    return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
 
 
 # What ends the connection, since the rest of a body may still come.

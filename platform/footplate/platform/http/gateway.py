@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from starlette.requests import Request
 
 from footplate.engine.text.pipeline import TextPipeline
-from footplate.engine.types import ModelCard
+from footplate.engine.types import BATCH_PRIORITY, ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
 from footplate.platform.admission import Admission, Terms, authorise
 from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import PromptRun, Run
 from footplate.platform.http.edge import note_model
+from footplate.platform.http.in_process import CALLER, InProcessCaller
 from footplate.platform.idempotency import checked_key
 from footplate.platform.large_work import TenantThreads
 from footplate.platform.metering import RequestFacts
@@ -48,7 +49,8 @@ class Gateway:
             InvalidRequest: its Idempotency-Key can't be one.
             UnsupportedParameter: it has one, and this gateway keeps no account of requests.
         """
-        principal = await self.authenticate(request)
+        caller = _in_process(request)
+        principal = await self.authenticate(request) if caller is None else caller.principal
         self.admission.refuse_at_once(principal)
         key = checked_key(request.headers.get("idempotency-key"))
         if key is not None and self.admission.claims is None:
@@ -75,6 +77,13 @@ class Gateway:
         note_model(request.scope, card.name)
         return card, self.pipelines.loaded(card) or await self.pipelines.get(card)
 
+    def terms(self, request: Request, principal: Principal, card: ModelCard) -> Terms:
+        """As `Admission.terms`; a batch's lines come after all that somebody waits for."""
+        terms = self.admission.terms(principal, card)
+        if _in_process(request) is None:
+            return terms
+        return replace(terms, priority=BATCH_PRIORITY + max(0, terms.priority))
+
     def run(
         self,
         request: Request,
@@ -87,7 +96,7 @@ class Gateway:
         """A request's run under its tenant's limits, not yet begun."""
         find_latencies = partial(self.metrics.latencies, card.name)
         run = Run(self.client, card.name, prompts, find_latencies, self.clock)
-        scope = request.scope
+        scope, caller = request.scope, _in_process(request)
         endpoint: str = scope["route"].path
         facts = RequestFacts(
             scope["footplate.request_id"],
@@ -96,5 +105,13 @@ class Gateway:
             card,
             endpoint,
             request.headers.get("idempotency-key"),
+            None if caller is None else caller.line,
         )
-        return AdmittedRun(run, self.admission, terms, facts)
+        admitted = AdmittedRun(run, self.admission, terms, facts)
+        if caller is not None:
+            caller.run = admitted
+        return admitted
+
+
+def _in_process(request: Request) -> InProcessCaller | None:
+    return request.scope.get(CALLER)

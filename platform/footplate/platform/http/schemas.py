@@ -29,7 +29,7 @@ _Tokens = Annotated[int, Field(ge=0, le=2**31)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Ids = Annotated[list[int], Field(fail_fast=True)]
 _Texts = Annotated[list[str], Field(fail_fast=True)]
-_Metadata = Annotated[
+Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 _ShortText = Annotated[str, Field(max_length=512)]
@@ -71,7 +71,7 @@ class GenerationBody(Body):
     user: _ShortText | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None
     prompt_cache_key: _ShortText | None = None
-    metadata: _Metadata | None = None
+    metadata: Metadata | None = None
     service_tier: Literal["auto", "default"] | None = None
     # What peers add.
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None

@@ -12,8 +12,8 @@ from footplate.platform.http.edge import App, Receive, Scope, Send
 StraightEndpoint = Callable[[Request], Awaitable[Response]]
 
 
-class _Route:
-    """What the edge's log asks a route for."""
+class Route:
+    """What the edge's log and a usage event ask a route for."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -38,6 +38,6 @@ class StraightPath:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
-        scope["route"] = _Route(scope["path"])
+        scope["route"] = Route(scope["path"])
         response = await endpoint(Request(scope, receive, send))
         await response(scope, receive, send)

@@ -1,0 +1,1 @@
+"""Files and batches on PostgreSQL and any fsspec file system."""
