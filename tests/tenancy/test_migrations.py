@@ -88,4 +88,4 @@ def test_many_who_start_at_once_migrate_once(postgres: PostgresServer) -> None:
     with connected(postgres.new_database()) as engine, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: schema.upgrade(engine), range(4)))
         with engine.connect() as connection:
-            assert schema.version(connection) == "0002"
+            assert schema.version(connection) == "0003"

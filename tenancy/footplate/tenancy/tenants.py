@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from unicodedata import normalize
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from footplate.tenancy.api_keys import LOOKS_LIKE_A_KEY
 from footplate.tenancy.errors import InvalidValue
@@ -17,6 +18,7 @@ MAX_NAME = 128
 MAX_LABELS = 16
 MAX_LABEL_VALUE = 256
 TENANT_ID = re.compile(r"tnt_[0-9a-f]{16}", re.ASCII)
+_TIMEZONE = re.compile(r"[A-Za-z0-9_+\-/]{1,64}", re.ASCII)
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # What Python takes for printable and no screen shows: Unicode's Default_Ignorable_Code_Point beyond format
 # characters, and two symbols that are blank.
@@ -42,6 +44,8 @@ class Tenant:
     labels: Mapping[str, str] = field(default_factory=dict)
     # None: the default holds.
     quota: Quota | None = None
+    # What days are in its reports and files when nobody says otherwise; None: those of the books.
+    timezone: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """As it is shown and as it stands in audit records; the quota is shown apart."""
@@ -51,6 +55,7 @@ class Tenant:
             "name": self.name,
             "cost_center": self.cost_center,
             "share_group": self.share_group,
+            "timezone": self.timezone,
             "labels": dict(self.labels),
             "state": "suspended" if self.is_suspended else "active",
             "created_at": time_text(self.created_at),
@@ -77,6 +82,20 @@ def check_text(name: str, text: str, *, least: int = 0) -> str:
 def normalised(text: str) -> str:
     """In NFC and without blanks around it, so that what looks the same is the same."""
     return normalize("NFC", text.strip())
+
+
+def check_timezone(name: str) -> str:
+    """A name of the IANA database. Raises InvalidValue."""
+    try:
+        # A name that is a path would be opened.
+        if not _TIMEZONE.fullmatch(name):
+            raise ValueError
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise InvalidValue(
+            "there is no such time zone in the IANA database; write UTC or Europe/Berlin", "timezone"
+        ) from None
+    return name
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:

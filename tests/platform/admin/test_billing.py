@@ -194,6 +194,42 @@ def test_prices_follow_one_another_and_rate_what_waited(world: World) -> None:
         assert world.refused(400, "invalid_value", "POST", "prices", body)["param"] == param
 
 
+def test_reports_and_files_of_one_tenant_are_in_its_own_time_zone(world: World) -> None:
+    """Two tenants, two zones; a day there has 25 hours, and all tenants together have those of the books."""
+    world.ok("POST", "prices", PRICES)
+    for tenant_id, zone in ((world.team, "America/Los_Angeles"), (world.other, "Asia/Kolkata")):
+        assert world.ok("PATCH", f"tenants/{tenant_id}", {"timezone": zone})["timezone"] == zone
+        # Clocks go back in Los Angeles on the first of November: the day is from 07:00 to 08:00 in UTC.
+        for hour in (6, 7, 31, 32):
+            began = datetime(2026, 11, 1, tzinfo=UTC) + timedelta(hours=hour)
+            use(world, tokens=(1, 0, 0), tenant_id=tenant_id, started_at=began)
+    query = "usage?from=2026-11-01&to=2026-11-02&group_by=hour"
+    found = world.ok("GET", query, key="tenant_admin")
+    assert (found["timezone"], found["from"], found["to"]) == (
+        "America/Los_Angeles", "2026-11-01T00:00:00-07:00", "2026-11-02T00:00:00-08:00",
+    )  # fmt: skip
+    assert [row["hour"] for row in found["data"]] == [
+        "2026-11-01T00:00:00-07:00", "2026-11-01T23:00:00-08:00",
+    ]  # fmt: skip
+    other = world.ok("GET", f"{query}&tenant_id={world.other}", key="finance")
+    assert (other["timezone"], other["totals"]["requests"]) == ("Asia/Kolkata", 2)
+    assert world.ok("GET", query, key="finance")["timezone"] == "UTC"
+    assert world.ok("GET", f"{query}&timezone=UTC", key="tenant_admin")["totals"]["requests"] == 2
+    days = {"from": "2026-11-01", "to": "2026-11-02"}
+    made = world.ok("POST", "exports", {**days, "tenant_id": world.other}, key="finance")
+    shown = world.ok("GET", f"exports/{made['id']}", key="finance")
+    assert (shown["timezone"], shown["sidecar"]["timezone"]) == ("Asia/Kolkata", "Asia/Kolkata")
+    assert shown["sidecar"]["from"] == "2026-11-01T00:00:00+05:30"
+    assert shown["sidecar"]["control_totals"]["requests"] == 2
+    # In spring a day has 23 hours.
+    spring = world.ok("GET", "usage?from=2026-03-08&to=2026-03-09", key="tenant_admin")
+    begin, end = (datetime.fromisoformat(spring[name]) for name in ("from", "to"))
+    assert end - begin == timedelta(hours=23)
+    world.refused(400, "invalid_value", "PATCH", f"tenants/{world.team}", {"timezone": "../etc/passwd"})
+    world.ok("PATCH", f"tenants/{world.team}", {"timezone": None})
+    assert world.ok("GET", query, key="tenant_admin")["timezone"] == "UTC"
+
+
 def test_finance_closes_a_month_once_it_adds_up(world: World) -> None:
     filled(world)
     assert [(row["id"], row["state"]) for row in world.ok("GET", "periods", key="finance")["data"]] == [

@@ -17,6 +17,12 @@ _Center = Annotated[str | None, typer.Option(help="Cost centre that its use is b
 _Group = Annotated[
     str | None, typer.Option(help="Tenants of one share group use each other's cached prompts.")
 ]
+_Zone = Annotated[
+    str | None,
+    typer.Option(
+        "--timezone", help="What days are in its reports, such as Europe/Berlin; '' for the books'."
+    ),
+]
 _Labels = Annotated[list[str] | None, typer.Option("--label", help="NAME=VALUE; any number of times.")]
 COLUMNS = ("id", "name", "state", "cost_center", "share_group", "labels", "created_at")
 
@@ -26,11 +32,18 @@ def create(
     name: Annotated[str, typer.Argument(help="The new tenant's name.")],
     cost_center: _Center = None,
     share_group: _Group = None,
+    timezone: _Zone = None,
     label: _Labels = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a tenant."""
-    body = _given(name=name, cost_center=cost_center, share_group=share_group, labels=parse_labels(label))
+    body = _given(
+        name=name,
+        cost_center=cost_center,
+        share_group=share_group,
+        timezone=timezone or None,
+        labels=parse_labels(label),
+    )
     with AdminClient() as admin:
         show_one(admin.ask("POST", "/tenants", body), as_json=as_json)
 
@@ -58,6 +71,7 @@ def update(
     cost_center: _Center = None,
     share_group: _Group = None,
     no_share_group: Annotated[bool, typer.Option("--no-share-group", help="Leave the share group.")] = False,
+    timezone: _Zone = None,
     label: _Labels = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,8 +81,12 @@ def update(
     body = _given(name=name, cost_center=cost_center, share_group=share_group, labels=parse_labels(label))
     if no_share_group:
         body["share_group"] = None
+    if timezone is not None:
+        body["timezone"] = timezone or None
     if not body:
-        raise typer.BadParameter("nothing to change: give --name, --cost-center, --share-group or --label")
+        raise typer.BadParameter(
+            "nothing to change: give --name, --cost-center, --share-group, --timezone or --label"
+        )
     with AdminClient() as admin:
         show_one(admin.ask("PATCH", f"/tenants/{admin.tenant_id(tenant)}", body), as_json=as_json)
 

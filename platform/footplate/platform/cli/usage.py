@@ -26,7 +26,8 @@ _From = Annotated[
 ]
 _To = Annotated[str | None, typer.Option("--to", help="Up to and without; the end of today when left out.")]
 _Zone = Annotated[
-    str | None, typer.Option("--timezone", help="What days are; the billing time zone when left out.")
+    str | None,
+    typer.Option("--timezone", help="What days are; when left out the tenant's zone, or that of the books."),
 ]
 _Tenant = Annotated[str | None, typer.Option(help="Only this tenant's (id or name).")]
 SUMS = ("requests", "input_tokens", "cached_input_tokens", "output_tokens", "total_tokens", "cost")

@@ -10,10 +10,12 @@ from footplate.tenancy.access import Action, Reach, reach_of, require_reach, req
 from footplate.tenancy.admin.audit import AuditRecord, Caller, Outcome, Target, TargetKind
 from footplate.tenancy.admin.store import Listed, Page, Reader, Writer
 from footplate.tenancy.errors import Conflict, InvalidValue, NotFound
-from footplate.tenancy.tenants import Tenant, check_labels, check_text, normalised
+from footplate.tenancy.tenants import Tenant, check_labels, check_text, check_timezone, normalised
 
 Fields = Mapping[str, Any]
-UPDATABLE = ("name", "cost_center", "share_group", "labels")
+UPDATABLE = ("name", "cost_center", "share_group", "timezone", "labels")
+# Of these null takes away what was set.
+_NULLABLE = ("share_group", "timezone")
 
 
 def create_tenant(writer: Writer, caller: Caller, fields: Fields) -> dict[str, Any]:
@@ -92,10 +94,12 @@ def _changed(tenant: Tenant, fields: Fields) -> Tenant:
         if name not in fields:
             continue
         value = fields[name]
-        if value is None and name != "share_group":
+        if value is None and name not in _NULLABLE:
             raise InvalidValue(f"{name} can't be null; leave it out to keep it", name)
         if name == "labels":
             values[name] = check_labels(value)
+        elif name == "timezone" and value is not None:
+            values[name] = check_timezone(value)
         elif value is not None:
             values[name] = check_text(name, value, least=0 if name == "cost_center" else 1)
         else:

@@ -71,10 +71,11 @@ async def show_usage(exchange: AdminExchange) -> Response:
     """Use of a range by any grouping, and the totals of all its rows."""
     billing, asked = exchange.billing, _asked(exchange, *USAGE_PARAMETERS)
     groups = parse_groups(asked.get("group_by"))
+    wanted = _filter(exchange, asked)
     query = ReportQuery(
-        _range(exchange, asked),
+        await _range_for(exchange, asked, wanted),
         groups,
-        _filter(exchange, asked),
+        wanted,
         _limit(asked.get("limit")),
         parse_cursor(asked.get("after"), groups),
     )
@@ -242,11 +243,12 @@ async def show_reconciliation(exchange: AdminExchange) -> Response:
 async def create_export(exchange: AdminExchange) -> Response:
     """Ask for a file of usage; `GET` it until its state is `completed`, then download it."""
     billing, given = exchange.billing, _given(exchange)
+    wanted = _filter(exchange, given)
     request = ExportRequest(
-        _range(exchange, given),
+        await _range_for(exchange, given, wanted),
         ExportFormat(given.get("format", "csv")),
         FocusVersion(given.get("focus_version", "1.2")),
-        _filter(exchange, given),
+        wanted,
     )
     added: list[Export] = []
 
@@ -310,6 +312,15 @@ def _reconcile(billing: BillingDesk, span: TimeRange) -> Reconciliation:
                 counts, books, engines, reservations, waiting=waiting, recorded=ledger.recorded
             )
         )
+
+
+async def _range_for(exchange: AdminExchange, given: Mapping[str, Any], wanted: UsageFilter) -> TimeRange:
+    """The range; where it is one tenant's use and no zone is asked for, in that tenant's zone."""
+    zone, tenant_id = given.get("timezone"), wanted.tenant_id
+    if not zone and tenant_id is not None:
+        tenant = await exchange.desk.read(lambda reader: reader.tenant(tenant_id))
+        zone = None if tenant is None else tenant.timezone
+    return _range(exchange, {**given, "timezone": zone})
 
 
 def _range(exchange: AdminExchange, given: Mapping[str, Any]) -> TimeRange:

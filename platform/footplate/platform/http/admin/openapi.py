@@ -34,7 +34,11 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "model": {"type": "string"},
     "from": {"type": "string", "description": "A date in the time zone, or an RFC 3339 time; included."},
     "to": {"type": "string", "description": "A date in the time zone, or an RFC 3339 time; not included."},
-    "timezone": {"type": "string", "description": "Of the IANA database; the billing time zone if left out."},
+    "timezone": {
+        "type": "string",
+        "description": "Of the IANA database; if left out that of the one tenant that is asked for, "
+        "else the billing time zone.",
+    },
     "group_by": {
         "type": "string",
         "description": "A list with commas of tenant, key, model, requested_model, class, day, hour, "

@@ -34,15 +34,17 @@ class TenantBody(Body):
     name: _Text
     cost_center: _Text = ""
     share_group: _Text | None = None
+    timezone: _Text | None = None
     labels: _Labels = Field(default_factory=dict)
 
 
 class TenantChangeBody(Body):
-    """`PATCH /tenants/{id}`: what is left out stays; a null `share_group` leaves the group."""
+    """`PATCH /tenants/{id}`: what is left out stays; null takes `share_group` or `timezone` away."""
 
     name: _Text | None = None
     cost_center: _Text | None = None
     share_group: _Text | None = None
+    timezone: _Text | None = None
     labels: _Labels | None = None
 
 
@@ -101,6 +103,7 @@ class TenantAnswer(Answer):
     name: str
     cost_center: str
     share_group: str | None = None
+    timezone: str | None
     labels: dict[str, str]
     state: Literal["active", "suspended"]
     created_at: str | None

@@ -274,6 +274,7 @@ def _tenant_values(tenant: Tenant) -> dict[str, Any]:
         "name": tenant.name,
         "cost_center": tenant.cost_center,
         "share_group": tenant.share_group,
+        "timezone": tenant.timezone,
         "labels": dict(tenant.labels),
         "quota": _quota_value(tenant.quota),
         "is_suspended": tenant.is_suspended,

@@ -228,4 +228,5 @@ def as_tenant(row: RowMapping) -> Tenant:
         row["created_at"],
         row["labels"],
         as_quota(row["quota"]),
+        row["timezone"],
     )

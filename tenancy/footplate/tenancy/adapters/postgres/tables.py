@@ -34,6 +34,7 @@ tenants = Table(
     Column("name", Text, nullable=False, unique=True),
     Column("cost_center", Text, nullable=False, server_default=""),
     Column("share_group", Text),
+    Column("timezone", Text),  # of reports; null: that of the books
     Column("labels", JSONB, nullable=False, server_default="{}"),
     Column("quota", JSONB(none_as_null=True)),  # null: the default holds
     Column("is_suspended", Boolean, nullable=False, server_default="false"),
