@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from footplate.engine.types import SequenceDelta
+from footplate.engine.validation import MAX_CHOICES
 
 _LOGGER = logging.getLogger(__name__)
 _HEAD = struct.Struct("<BI")  # kind, bytes that follow
@@ -35,6 +36,7 @@ MAX_STEP_BYTES = 4 << 20
 MAX_ENDED_BYTES = 8 << 20
 # Of all files of what has ended: a million requests and more. Each start of a replica begins a file.
 MAX_KEPT_BYTES = 128 << 20
+MAX_UNWRITTEN = 10_000  # requests that wait in memory for a disk that takes nothing
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class EngineJournal:
         self._max_kept_bytes = max_kept_bytes
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
+        self._unwritten: list[ProducedTokens] = []  # have ended; the disk has not taken them yet
         self._next_number = 0
         self._name = f"{time.time_ns():020d}-{os.getpid()}"
         self._num_files = 0
@@ -147,6 +150,8 @@ class EngineJournal:
         """Only so many tokens of a choice belong to the answer, whatever else was or will be made of it."""
         with self._lock:
             running = self._running.get(request_id)
+            if index >= (MAX_CHOICES if running is None else len(running.tokens.used)):
+                return  # no choice of it
             if running is not None:
                 running.tokens.used[index] = num_used
                 self._write_steps(_record(_CUT, _CUT_AT.pack(running.number, index, num_used)))
@@ -159,52 +164,67 @@ class EngineJournal:
         with self._lock:
             self._write_ended([running.tokens for running in self._running.values()])
             self._running.clear()
-            for descriptor in (self._steps, self._ended):
-                if descriptor >= 0:
-                    os.close(descriptor)
+            if self._steps >= 0:
+                os.close(self._steps)
+                self._steps_path.unlink(missing_ok=True)
+            if self._ended >= 0:
+                os.close(self._ended)
             self._steps = self._ended = -1
-            self._steps_path.unlink(missing_ok=True)
 
     def _write_steps(self, data: bytes) -> None:
         """What has just changed in `_running`."""
-        if self._step_bytes + len(data) > self._max_step_bytes:
-            # The new file begins with how far everything has come, this included.
+        if self._steps < 0 or self._step_bytes + len(data) > self._max_step_bytes:
+            # The new file begins with how far everything has come, this included. Should it fail, the next
+            # change tries again: nothing is lost by then but for whoever is killed.
             self._begin_steps()
         elif self._write(self._steps, data):
             self._step_bytes += len(data)
+        else:
+            # The file lacks something: the next change begins a new one.
+            self._step_bytes = self._max_step_bytes
 
     def _begin_steps(self) -> None:
-        """A new file that says how far everything that runs has come; the old one is needed no more."""
-        before, path = self._steps, self._steps_path
+        """A new file that says how far everything that runs has come; only then the old one goes."""
         self._num_files += 1
-        self._steps_path = self._folder / f"{self._name}-{self._num_files:06d}.steps"
-        written = self._steps_path.with_suffix(".new")
+        path = self._folder / f"{self._name}-{self._num_files:06d}.steps"
+        written = path.with_suffix(".new")
         data = b"".join(_so_far(running) for running in self._running.values())
+        descriptor = -1
         try:
-            self._steps = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             # Held as long as the process lives: who finds it free knows that the process is gone.
-            fcntl.flock(self._steps, fcntl.LOCK_EX)
-            self._write(self._steps, data)
-            written.rename(self._steps_path)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _write_all(descriptor, data)
+            written.rename(path)
         except OSError as error:
             self._note_fault(error)
-        self._step_bytes = len(data)
+            if descriptor >= 0:
+                os.close(descriptor)
+                written.unlink(missing_ok=True)
+            return
+        before, old_path = self._steps, self._steps_path
+        self._steps, self._steps_path, self._step_bytes = descriptor, path, len(data)
         if before >= 0:
             os.close(before)
-            path.unlink(missing_ok=True)
+            old_path.unlink(missing_ok=True)
 
-    def _write_ended(self, ended: Iterable[ProducedTokens]) -> None:
+    def _write_ended(self, ended: Iterable[ProducedTokens]) -> bool:
+        """Whether it is written down; else it is kept for the next time."""
+        self._unwritten = [*self._unwritten, *ended][-MAX_UNWRITTEN:]
         lines = [
             msgspec.json.encode(_Line(each.request_id, each.produced, _shown(each.used), each.is_cut_off))
-            for each in ended
+            for each in self._unwritten
         ]
         if not lines:
-            return
+            return True
         data = b"\n".join((*lines, b""))
         if self._ended < 0 or self._ended_bytes + len(data) > self._max_ended_bytes:
             self._begin_ended()
-        if self._write(self._ended, data):
-            self._ended_bytes += len(data)
+        if not self._write(self._ended, data):
+            return False
+        self._ended_bytes += len(data)
+        self._unwritten = []
+        return True
 
     def _begin_ended(self) -> None:
         if self._ended >= 0:
@@ -226,13 +246,14 @@ class EngineJournal:
 
     def _write(self, descriptor: int, data: bytes) -> bool:
         # Tokens go on without it: a journal that can't be written leaves a difference to explain.
+        if descriptor < 0:
+            return False
         try:
-            while data and descriptor >= 0:
-                data = data[os.write(descriptor, data) :]
+            _write_all(descriptor, data)
         except OSError as error:
             self._note_fault(error)
             return False
-        return descriptor >= 0
+        return True
 
     def _note_fault(self, error: OSError) -> None:
         if not self._is_failing:
@@ -251,8 +272,9 @@ class EngineJournal:
                     for tokens in left:
                         tokens.is_cut_off = True
                     with self._lock:
-                        self._write_ended(left)
-                    path.unlink(missing_ok=True)
+                        is_kept = self._write_ended(left)
+                    if is_kept:
+                        path.unlink(missing_ok=True)
                 finally:
                     os.close(descriptor)
         for path in self._folder.glob("*.new"):
@@ -302,7 +324,7 @@ def _read_lines(data: bytes) -> Iterator[_Line]:
 
 
 def _read_steps(data: bytes) -> Iterator[ProducedTokens]:
-    """The requests of a `steps` file; a torn record at its end counts for nothing."""
+    """The requests of a `steps` file. A torn or damaged record ends it: what follows can't be told apart."""
     by_number: dict[int, _Read] = {}
     position = 0
     while position + _HEAD.size <= len(data):
@@ -312,21 +334,34 @@ def _read_steps(data: bytes) -> Iterator[ProducedTokens]:
         if len(payload) < length:
             break
         position += length
-        if kind == _OPEN:
-            number, num_choices = _OPENED.unpack_from(payload)
-            by_number[number] = _Read(payload[_OPENED.size :].decode(), num_choices)
-        elif kind == _STEP:
-            words = array("I")
-            words.frombytes(payload)
-            for number, index, count in zip(words[::3], words[1::3], words[2::3], strict=True):
-                if number in by_number:
-                    by_number[number].produced[index] += count
-        elif kind == _CUT:
-            number, index, num_used = _CUT_AT.unpack(payload)
-            if number in by_number:
-                by_number[number].used[index] = num_used
+        try:
+            _take_record(by_number, kind, payload)
+        except (struct.error, ValueError, IndexError):
+            _LOGGER.warning(
+                "a record of an engine's journal is damaged; what follows in its file is left out"
+            )
+            break
     for read in by_number.values():
         yield ProducedTokens(read.request_id, read.produced, read.used)
+
+
+def _take_record(by_number: dict[int, _Read], kind: int, payload: bytes) -> None:
+    """Raises struct.error, ValueError or IndexError for a record that this module has not written."""
+    if kind == _OPEN:
+        number, num_choices = _OPENED.unpack_from(payload)
+        if num_choices > MAX_CHOICES:
+            raise ValueError("no request has so many choices")
+        by_number[number] = _Read(payload[_OPENED.size :].decode(), num_choices)
+    elif kind == _STEP:
+        words = array("I")
+        words.frombytes(payload)
+        for number, index, count in zip(words[::3], words[1::3], words[2::3], strict=True):
+            if number in by_number:
+                by_number[number].produced[index] += count
+    elif kind == _CUT:
+        number, index, num_used = _CUT_AT.unpack(payload)
+        if number in by_number:
+            by_number[number].used[index] = num_used
 
 
 @dataclass(slots=True)
@@ -339,6 +374,19 @@ class _Read:
     def __post_init__(self) -> None:
         self.produced = [0] * self.num_choices
         self.used = [None] * self.num_choices
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """All of it, or nothing: what comes next must not stand behind half a record. Raises OSError."""
+    num_written = 0
+    try:
+        while num_written < len(data):
+            num_written += os.write(descriptor, data[num_written:])
+    except OSError:
+        if num_written:
+            with suppress(OSError):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - num_written)
+        raise
 
 
 def _record(kind: int, payload: bytes) -> bytes:
