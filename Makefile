@@ -37,7 +37,7 @@ serve: $(STAMP) ## Start the whole platform on http://127.0.0.1:8000 (SERVE_ARGS
 	@exec $(BIN)/footplate serve $(SERVE_ARGS)
 
 test: $(STAMP) ## Run the test suite, under 15 minutes on two cores
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
 
 check: $(STAMP) ## Lint, types and import contracts
 	$(BIN)/ruff check .

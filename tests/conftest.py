@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,12 +23,19 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a worker of `pytest -n` takes at once: a file, or all that share one platform or Ray's one stack."""
-    for item in items:
-        folder = item.path.parent.name
-        is_shared = folder in ("e2e", "ray") and item.path.stem != "test_lifecycle"
-        item.add_marker(pytest.mark.xdist_group(folder if is_shared else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What a worker of `pytest -n` takes at once: a file, or all that share a platform or one Ray stack."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPlatform(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder, _, name = file.rpartition("/")
+            is_shared = folder in ("tests/e2e", "tests/ray") and name != "test_lifecycle.py"
+            return folder if is_shared else file
+
+    return ByPlatform(config, log)
 
 
 @pytest.fixture(scope="session")
