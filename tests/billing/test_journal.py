@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,27 @@ def test_appending_goes_on_while_an_older_file_is_replayed(journal: Journal) -> 
     assert list(segment.events) == EVENTS[:2]
     journal.forget(segment)
     assert replayed(journal) == EVENTS[2:]
+
+
+@pytest.mark.parametrize("is_cleared_away", [False, True])
+def test_an_owner_that_starts_while_somebody_looks_for_orphans_gets_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cleared_away: bool
+) -> None:
+    (tmp_path / "one").mkdir()
+    looking = Journal(tmp_path, "one")
+
+    def look_away(_: float) -> None:
+        if is_cleared_away:
+            looking.close()  # there is nothing in it, so the folder goes
+        else:
+            assert looking._lock is not None
+            os.close(looking._lock)
+
+    monkeypatch.setattr(time, "sleep", look_away)
+    owner = Journal(tmp_path, "one", wait_s=10)
+    owner.append(EVENTS)
+    assert replayed(owner) == EVENTS
+    owner.close()
 
 
 def test_a_journal_has_one_owner_and_is_an_orphan_when_that_is_gone(tmp_path: Path) -> None:
@@ -215,6 +237,7 @@ def test_a_full_disk_is_said_and_keeps_what_was_promised(tmp_path: Path) -> None
 
 KILLED = """
 import sys
+import time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from footplate.billing.journal import Journal

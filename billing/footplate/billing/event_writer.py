@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from footplate.billing.errors import BillingError, EventsRefused, JournalFailed
-from footplate.billing.journal import Journal
+from footplate.billing.journal import LOOK_S, Journal
 from footplate.billing.replay import Replay
 from footplate.billing.store import CommitOutcome, EventStore
 from footplate.billing.usage import UsageEvent
@@ -121,7 +121,7 @@ class EventWriter:
             JournalFailed: it can't be opened.
         """
         self._store = store
-        self._journal = Journal(journal_root, name)
+        self._journal = Journal(journal_root, name, wait_s=LOOK_S)
         self._config = config or WriterConfig()
         self._replay = Replay(
             self._journal,

@@ -17,6 +17,7 @@ import fcntl
 import os
 import shutil
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ MAGIC = b"FPU1"
 _HEADER = struct.Struct("<4sII")  # magic, length, CRC-32 of the payload
 MAX_FRAME_BYTES = 1 << 20
 DEFAULT_SEGMENT_BYTES = 16 << 20
+# For its owner: who looks for journals that are left holds even a new one, for the moment of the look.
+LOOK_S = 5.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,8 +55,10 @@ class Journal:
     `append` returns when its events are on the disk. Events are kept until `forget`.
     """
 
-    def __init__(self, root: Path, name: str, *, segment_bytes: int = DEFAULT_SEGMENT_BYTES) -> None:
-        """Open or make `root/name`.
+    def __init__(
+        self, root: Path, name: str, *, segment_bytes: int = DEFAULT_SEGMENT_BYTES, wait_s: float = 0.0
+    ) -> None:
+        """Open or make `root/name`; waits so long for whoever holds it.
 
         Raises:
             JournalFailed: another process holds it, or the folder can't be written.
@@ -64,7 +69,7 @@ class Journal:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _sync_folder(root)
-            self._lock = _locked(self.folder)
+            self._lock = _locked_within(self.folder, wait_s)
             self._paths = sorted(self.folder.glob("[0-9]*.log"))
         except OSError as error:
             raise _failure(self.folder, error) from error
@@ -269,7 +274,10 @@ def _payload_at(data: bytes, position: int) -> bytes | None:
 
 def _locked(folder: Path) -> int | None:
     """A lock on a journal's folder, let go when its process ends, however it does. None: it is held."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its holder may have deleted the folder between the two calls.
@@ -282,6 +290,17 @@ def _locked(folder: Path) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _locked_within(folder: Path, wait_s: float) -> int | None:
+    """As `_locked`; makes the folder anew when it was taken for one that is left, and cleared away."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        folder.mkdir(exist_ok=True, mode=0o700)
+        lock = _locked(folder)
+        if lock is not None or time.monotonic() >= deadline:
+            return lock
+        time.sleep(0.01)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
