@@ -3,8 +3,8 @@
     python routing/benchmarks/bench_policies.py [--output FILE]
 
 Ray's policy is its own prefix tree (`PrefixTree`, the class that its `PrefixCacheAffinityRouter` keeps in an
-actor) with that router's rules and defaults, asked without the actor's round trips. Every policy meets the same
-loads in the same run; times are of the simulated clock, so they do not depend on the machine.
+actor) with that router's rules and defaults, asked without the actor's round trips. Every policy meets the
+same loads in the same run; times are of the simulated clock, so they do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RayPrefix(PowerOfTwo):
         self._threshold = threshold
 
     def choose(self, request: Request, now: float) -> ReplicaId:
-        # One character a token, above the surrogates and other specials; tenants apart, as chats of two would be.
+        # One character a token, above surrogates and specials; tenants apart, as their texts would be.
         text = request.job.tenant + "".join(chr(0x10000 + token) for token in request.job.prompt_token_ids)
         lengths = [self._open(name) for name in self._names]
         chosen: Sequence[ReplicaId] | None = None
@@ -133,6 +133,21 @@ def play(name: str, load: Callable[[Fleet], Outcome], num_replicas: int) -> Outc
     return load(fleet)
 
 
+def row_of(load: str, policy: str, outcome: Outcome, best: float, base_s: float) -> dict[str, str | float]:
+    waits, requests = outcome.first_token_s, outcome.requests_by_replica
+    return {
+        "load": load,
+        "policy": policy,
+        "hit_rate": round(outcome.hit_rate, 4),
+        "of_infinite": round(outcome.hit_rate / best, 4),
+        "throughput": round(base_s / outcome.seconds, 3),
+        "first_token_ms_p50": round(statistics.median(waits) * 1e3, 1),
+        "first_token_ms_p99": round(waits[int(len(waits) * 0.99)] * 1e3),
+        "max_over_mean_requests": round(max(requests) * len(requests) / sum(requests), 3),
+        "max_over_mean_busy": round(outcome.imbalance, 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
@@ -153,21 +168,7 @@ def main() -> None:
         for name in POLICIES:
             outcome = play(name, load, count)
             base = base or outcome.seconds
-            row = {
-                "load": load_name,
-                "policy": name,
-                "hit_rate": round(outcome.hit_rate, 4),
-                "of_infinite": round(outcome.hit_rate / best, 4),
-                "throughput": round(base / outcome.seconds, 3),
-                "first_token_ms_p50": round(statistics.median(outcome.first_token_s) * 1e3, 1),
-                "first_token_ms_p99": round(
-                    outcome.first_token_s[int(len(outcome.first_token_s) * 0.99)] * 1e3
-                ),
-                "max_over_mean_requests": round(
-                    max(outcome.requests_by_replica) * count / sum(outcome.requests_by_replica), 3
-                ),
-                "max_over_mean_busy": round(outcome.imbalance, 3),
-            }
+            row = row_of(load_name, name, outcome, best, base)
             rows.append(row)
             print(
                 " ".join(f"{value!s:>20}" if i < 2 else f"{value:>8}" for i, value in enumerate(row.values()))

@@ -1,8 +1,8 @@
 """Engines and their clients on a simulated clock: what a routing policy does to a fleet of any size.
 
 A simulated engine batches continuously: each step takes some prompt tokens and one token of every running
-sequence, and lasts as long as a step of an 8B model on one H200 does by the benchmarks of `engine/`. Its cache
-holds whole blocks, forgets the least recently used, and tells of both, 50 ms late.
+sequence, and lasts as long as a step of an 8B model on one H200 does by the benchmarks of `engine/`. Its
+cache holds whole blocks, forgets the least recently used, and tells of both, 50 ms late.
 """
 
 from __future__ import annotations

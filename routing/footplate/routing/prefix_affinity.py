@@ -12,8 +12,9 @@ everybody else goes too.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from footplate.routing.types import BlockKey, Ranked, Reason, ReplicaId, ReplicaLoad
@@ -57,85 +58,130 @@ class Question:
     session_key: BlockKey = b""
 
 
-def rank(
-    question: Question,
-    loads: Mapping[ReplicaId, ReplicaLoad],
-    rng: random.Random,
-    settings: AffinitySettings = AffinitySettings(),
-) -> list[Ranked]:
-    """All replicas in the order in which to ask them; empty only without replicas. Never raises."""
-    if not loads:
+class Fleet:
+    """Every replica's load, as decisions need it: what stands before a new request there, in prompt tokens.
+
+    Kept up by reports and by what is sent between them: a decision computes nothing for a replica that
+    holds nothing of its prompt.
+    """
+
+    def __init__(self, settings: AffinitySettings | None = None) -> None:
+        self.settings = settings or AffinitySettings()
+        self.queues: dict[ReplicaId, float] = {}
+        self.num_requests: dict[ReplicaId, int] = {}
+        self.total_requests = 0
+        # Whose KV pool is so full that a prompt pushes something out.
+        self.full: set[ReplicaId] = set()
+
+    def report(self, replica: ReplicaId, load: ReplicaLoad) -> None:
+        """A replica's load takes the place of all that was known of it."""
+        settings = self.settings
+        self.queues[replica] = (
+            load.num_prefill_tokens
+            + load.num_running * settings.running_tokens
+            + load.num_waiting * settings.waiting_tokens
+        )
+        self.total_requests += load.num_requests - self.num_requests.get(replica, 0)
+        self.num_requests[replica] = load.num_requests
+        if load.kv_usage > settings.full_kv_usage:
+            self.full.add(replica)
+        else:
+            self.full.discard(replica)
+
+    def add(self, replica: ReplicaId, num_new_tokens: int) -> None:
+        """A request is on its way there."""
+        if replica in self.queues:
+            self.queues[replica] += num_new_tokens + self.settings.waiting_tokens
+            self.num_requests[replica] += 1
+            self.total_requests += 1
+
+    def remove(self, replica: ReplicaId) -> None:
+        """The replica is there no more."""
+        if self.queues.pop(replica, None) is not None:
+            self.total_requests -= self.num_requests.pop(replica)
+            self.full.discard(replica)
+
+
+def rank(question: Question, fleet: Fleet, rng: random.Random, num_ranks: int = 4) -> list[Ranked]:
+    """The first replicas in the order in which to ask them; empty only without replicas. Never raises."""
+    if not fleet.queues:
         return []
-    cached = {replica: _cached_tokens(question, replica) for replica in loads}
-    costs = {
-        replica: _cost(load, question.num_prompt_tokens - cached[replica], settings)
-        for replica, load in loads.items()
-    }
-    first, reason = _first(question, loads, cached, costs, rng, settings)
-    rest = sorted((replica for replica in loads if replica != first), key=costs.__getitem__)
+    cached = _cached_tokens(question, fleet)
+    costs = _costs(question, fleet, cached)
+    first, reason = _first(question, fleet, cached, costs, rng)
+    rest = heapq.nsmallest(num_ranks, costs, key=costs.__getitem__)
     return [
-        Ranked(first, reason, cached[first]),
-        *(Ranked(replica, Reason.FALLBACK, cached[replica]) for replica in rest),
-    ]
+        Ranked(first, reason, cached.get(first, 0)),
+        *(Ranked(name, Reason.FALLBACK, cached.get(name, 0)) for name in rest if name != first),
+    ][:num_ranks]
 
 
-def _cached_tokens(question: Question, replica: ReplicaId) -> int:
+def _cached_tokens(question: Question, fleet: Fleet) -> dict[ReplicaId, int]:
     # The last token of a prompt is always computed.
-    num_blocks = question.matches.get(replica, 0)
-    if replica == question.recent:
-        num_blocks = max(num_blocks, question.num_recent_blocks)
-    return min(num_blocks * question.block_size, max(question.num_prompt_tokens - 1, 0))
+    most = max(question.num_prompt_tokens - 1, 0)
+    cached = {
+        replica: min(num_blocks * question.block_size, most)
+        for replica, num_blocks in question.matches.items()
+        if replica in fleet.queues and num_blocks
+    }
+    if question.recent is not None and question.recent in fleet.queues:
+        coming = min(question.num_recent_blocks * question.block_size, most)
+        cached[question.recent] = max(cached.get(question.recent, 0), coming)
+    return cached
 
 
-def _cost(load: ReplicaLoad, num_new_tokens: int, settings: AffinitySettings) -> float:
-    cost = (
-        load.num_prefill_tokens
-        + num_new_tokens * settings.new_token_weight
-        + load.num_running * settings.running_tokens
-        + load.num_waiting * settings.waiting_tokens
-    )
-    if load.kv_usage > settings.full_kv_usage:
-        cost += num_new_tokens
-    return cost
+def _costs(question: Question, fleet: Fleet, cached: Mapping[ReplicaId, int]) -> dict[ReplicaId, float]:
+    """What each replica costs, less what the whole prompt costs anywhere: only differences matter."""
+    costs = fleet.queues.copy()
+    weight = fleet.settings.new_token_weight
+    for replica, num_tokens in cached.items():
+        costs[replica] -= num_tokens * weight
+    for replica in fleet.full:
+        costs[replica] += question.num_prompt_tokens - cached.get(replica, 0)
+    return costs
 
 
 def _first(
     question: Question,
-    loads: Mapping[ReplicaId, ReplicaLoad],
+    fleet: Fleet,
     cached: Mapping[ReplicaId, int],
     costs: Mapping[ReplicaId, float],
     rng: random.Random,
-    settings: AffinitySettings,
 ) -> tuple[ReplicaId, Reason]:
-    wanted, reason = _affine(question, cached, costs)
+    wanted, reason = _affine(question, fleet, cached, costs)
     if wanted is None:
         return _of_two(costs, rng), Reason.LOAD
-    mean = (sum(load.num_requests for load in loads.values()) + 1) / len(loads)
-    most = settings.load_factor * mean + settings.spare_requests
-    # Somebody has less than the mean.
-    cheapest = min(
-        (name for name, load in loads.items() if load.num_requests + 1 <= most), key=costs.__getitem__
-    )
-    if loads[wanted].num_requests + 1 > most:
-        return cheapest, Reason.SPILL
+    settings, requests = fleet.settings, fleet.num_requests
+    most = settings.load_factor * (fleet.total_requests + 1) / len(requests) + settings.spare_requests
+    if requests[wanted] + 1 > most:
+        # Somebody has less than the mean.
+        free = (name for name in costs if requests[name] + 1 <= most)
+        return min(free, key=costs.__getitem__), Reason.SPILL
+    cheapest = min(costs, key=costs.__getitem__)
+    whole = costs[wanted] + question.num_prompt_tokens * settings.new_token_weight
     saved = costs[wanted] - costs[cheapest]
-    is_far = saved > settings.hysteresis_tokens and saved > settings.hysteresis_share * costs[wanted]
-    return (cheapest, Reason.LOAD) if is_far else (wanted, reason)
+    is_far = saved > settings.hysteresis_tokens and saved > settings.hysteresis_share * whole
+    return (cheapest, Reason.LOAD) if is_far and requests[cheapest] + 1 <= most else (wanted, reason)
 
 
 def _affine(
-    question: Question, cached: Mapping[ReplicaId, int], costs: Mapping[ReplicaId, float]
+    question: Question,
+    fleet: Fleet,
+    cached: Mapping[ReplicaId, int],
+    costs: Mapping[ReplicaId, float],
 ) -> tuple[ReplicaId | None, Reason]:
     """Where the request belongs if load did not matter: by what is held, by what comes, by its session."""
+    if not cached:
+        if question.session_key:
+            return preferred(question.session_key, fleet.queues), Reason.SESSION
+        return None, Reason.LOAD
     most = max(cached.values())
     holders = [replica for replica, held in cached.items() if held == most]
-    if most and holders == [question.recent]:
+    if holders == [question.recent]:
         return holders[0], Reason.RECENT
-    if question.session_key and (len(holders) > 1 or not most):
+    if question.session_key and len(holders) > 1:
         return preferred(question.session_key, holders), Reason.SESSION
-    if most:
-        return min(holders, key=costs.__getitem__), Reason.PREFIX
-    return None, Reason.LOAD
+    return min(holders, key=costs.__getitem__), Reason.PREFIX
 
 
 def _of_two(costs: Mapping[ReplicaId, float], rng: random.Random) -> ReplicaId:
@@ -144,7 +190,7 @@ def _of_two(costs: Mapping[ReplicaId, float], rng: random.Random) -> ReplicaId:
     return min(drawn, key=costs.__getitem__)
 
 
-def preferred(key: BlockKey, replicas: Sequence[ReplicaId]) -> ReplicaId:
+def preferred(key: BlockKey, replicas: Iterable[ReplicaId]) -> ReplicaId:
     """The replica that a key belongs to, the same for every router and nearly the same when replicas change.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): only the keys of a replica that goes are moved.

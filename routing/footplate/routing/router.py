@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from footplate.routing.prefix_affinity import AffinitySettings, Question, rank
+from footplate.routing.prefix_affinity import AffinitySettings, Fleet, Question, rank
 from footplate.routing.prefix_index import PrefixIndex
 from footplate.routing.types import BlockEvents, BlockKey, Ranked, ReplicaId, ReplicaLoad
 
@@ -32,23 +32,6 @@ class Decision:
     new_keys: Sequence[BlockKey] = ()
 
 
-@dataclass(slots=True)
-class _Replica:
-    load: ReplicaLoad = field(default_factory=ReplicaLoad)
-    # (when, tokens to compute) of requests that are sent and in no report yet.
-    placed: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def expected(self) -> ReplicaLoad:
-        """The last report, and what has been sent since."""
-        if not self.placed:
-            return self.load
-        return replace(
-            self.load,
-            num_waiting=self.load.num_waiting + len(self.placed),
-            num_prefill_tokens=self.load.num_prefill_tokens + sum(tokens for _, tokens in self.placed),
-        )
-
-
 class Router:
     """Ranks a model's replicas for each request: those that have reported and were not removed."""
 
@@ -62,22 +45,25 @@ class Router:
     ) -> None:
         self.block_size = block_size
         self.index = index or PrefixIndex()
-        self._settings = settings or AffinitySettings()
+        self._fleet = Fleet(settings)
         self._rng = rng or random.Random()
-        self._replicas: dict[ReplicaId, _Replica] = {}
+        # (when, tokens to compute) of requests that are sent and in no report yet.
+        self._placed: dict[ReplicaId, deque[tuple[float, int]]] = {}
         self._recent: OrderedDict[BlockKey, tuple[ReplicaId, float]] = OrderedDict()
 
     @property
     def replicas(self) -> Collection[ReplicaId]:
         """Those that can be asked."""
-        return self._replicas.keys()
+        return self._fleet.queues.keys()
 
     def report(self, replica: ReplicaId, load: ReplicaLoad, now: float) -> None:
         """A replica's load as it has just come."""
-        known = self._replicas.setdefault(replica, _Replica())
-        known.load = load
-        while known.placed and known.placed[0][0] <= now - REPORT_LAG_S:
-            known.placed.popleft()
+        placed = self._placed.setdefault(replica, deque())
+        while placed and placed[0][0] <= now - REPORT_LAG_S:
+            placed.popleft()
+        self._fleet.report(replica, load)
+        for _, num_tokens in placed:
+            self._fleet.add(replica, num_tokens)
 
     def apply(self, replica: ReplicaId, events: BlockEvents) -> bool:
         """As `PrefixIndex.apply`: False when a snapshot must be asked for."""
@@ -85,7 +71,8 @@ class Router:
 
     def remove(self, replica: ReplicaId) -> None:
         """The replica is dead or drains: nothing new goes there, and its blocks are forgotten."""
-        self._replicas.pop(replica, None)
+        self._fleet.remove(replica)
+        self._placed.pop(replica, None)
         self.index.remove(replica)
 
     def decide(
@@ -96,14 +83,15 @@ class Router:
         num_known = max(matches.values(), default=0)
         recent, num_recent = self._find_recent(keys, num_known, now)
         question = Question(num_prompt_tokens, self.block_size, matches, recent, num_recent, session_key)
-        loads = {name: replica.expected() for name, replica in self._replicas.items()}
-        return Decision(rank(question, loads, self._rng, self._settings), num_prompt_tokens, keys[num_known:])
+        return Decision(rank(question, self._fleet, self._rng), num_prompt_tokens, keys[num_known:])
 
     def placed(self, decision: Decision, chosen: Ranked, now: float) -> None:
         """A replica is being asked: what it does is on its way, and who begins the same follows it."""
-        replica = self._replicas.get(chosen.replica)
-        if replica is not None:
-            replica.placed.append((now, decision.num_prompt_tokens - chosen.num_cached_tokens))
+        placed = self._placed.get(chosen.replica)
+        if placed is not None:
+            num_new_tokens = decision.num_prompt_tokens - chosen.num_cached_tokens
+            placed.append((now, num_new_tokens))
+            self._fleet.add(chosen.replica, num_new_tokens)
         recent, until = self._recent, now + RECENT_S
         for key in decision.new_keys:
             recent[key] = (chosen.replica, until)
@@ -122,7 +110,7 @@ class Router:
         while low < high:
             middle = (low + high) // 2
             replica, until = self._recent.get(keys[middle], (None, 0.0))
-            if replica in self._replicas and now < until:
+            if replica in self._placed and now < until:
                 low, found = middle + 1, replica
             else:
                 high = middle
