@@ -33,7 +33,8 @@ class Script:
     failure: Exception | None = None  # raised by `next` once `fail_after` steps were given
     fail_after: int = 0
     error: str | None = None  # a choice ends with ERROR once `fail_after` steps were given
-    hold_after: int | None = None  # `next` waits for ever after so many steps
+    hold_after: int | None = None  # `next` waits after so many steps, until `goes_on`
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     engine: str = "0"  # which engine of the model accepts
     steps_unseen: int = 0  # how many steps were made when a cancel reaches the engine
     loses_count: bool = False  # nobody says what was made when it did
@@ -69,7 +70,7 @@ class ScriptedGeneration:
         if self._done or len(self.stopped) == self.request.params.n:
             return ()
         if script.hold_after is not None and self.num_steps >= script.hold_after:
-            await asyncio.Event().wait()
+            await script.goes_on.wait()
         if script.failure is not None and self.num_steps >= script.fail_after:
             raise script.failure
         if script.error is not None and self.num_steps >= script.fail_after:

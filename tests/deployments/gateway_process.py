@@ -2,7 +2,7 @@
 
 Its options are a `redis_url` and a `quota`, and what `serve` reads beside them. With a `database_url` and a
 `master_key_file` its keys are the database's, and it has the admin API. With a `books_url` and a
-`journal_dir` its requests are metered.
+`journal_dir` its requests are metered; with a `data_dir` beside them it has files and batches.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import Any
 
 import uvicorn
 
+from footplate.deployments.batches.service import BatchService, LineParts
 from footplate.deployments.key_service import KeyService
 from footplate.deployments.limits import GatewayLimits
 from footplate.deployments.metering_service import MeteringService
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
+from footplate.platform.app import serve_batches
+from footplate.platform.batches.worker import Pace
 from footplate.platform.budgets import LedgerAway
 from footplate.platform.models import PipelineProvider
-from footplate.platform.settings import BillingSettings, LimitSettings
+from footplate.platform.settings import BatchSettings, BillingSettings, LimitSettings
 from footplate.platform.use import LimiterUse
 from footplate.tenancy.quotas import Quota
 from footplate.tenancy.secrets import MasterKey
@@ -126,6 +129,12 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
         admission=limits.admission,
         desk=None if keys is None else keys.desk,
     )
+    batches = batch_service(options)
+    if batches is not None:
+        endpoints = serve_batches(app, batches.parts)
+        finder = known if keys is None else keys.authenticator
+        client = app.state.gateway.client
+        batches.start(LineParts(endpoints, client, finder, None if usage is None else usage.writer))
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve([listener]))
@@ -135,6 +144,8 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
     await asyncio.to_thread(await_end, owner)
     server.should_exit = True
     await serving
+    if batches is not None:
+        await batches.close()
     await limits.close()
     if usage is not None:
         await usage.close()
@@ -145,6 +156,15 @@ async def serve(options: dict[str, Any], owner: Connection) -> None:
 def await_end(owner: Connection) -> None:
     with contextlib.suppress(EOFError):
         owner.recv()
+
+
+def batch_service(options: dict[str, Any]) -> BatchService | None:
+    """Files and batches, where the options name a folder for them."""
+    if "data_dir" not in options:
+        return None
+    settings = BatchSettings.model_validate(options.get("batches", {}))
+    pace = Pace(max_running=settings.max_running, poll_s=0.05, beat_s=0.1, sweep_s=0.5)
+    return BatchService(options["books_url"], "embedded", Path(options["data_dir"]), settings, pace=pace)
 
 
 def key_service(options: dict[str, Any], limits: GatewayLimits, quota: Quota) -> KeyService | None:

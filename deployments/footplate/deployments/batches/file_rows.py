@@ -39,11 +39,12 @@ LOCK_FILE = text(
 )
 _DELETED = "update batches.files set state = 'deleted' where id = :id"
 _DOOM = text(f"""
-update batches.files set state = 'deleted' where id in (
+with over as materialized (
     select f.id from batches.files f
     where (f.state = 'ready' and f.expires_at <= {NOW} and not {_IN_USE})
        or (f.state = 'receiving' and f.created_at < {NOW} - make_interval(secs => :receiving_s))
-    limit :limit for update skip locked)""")
+    limit :limit for update skip locked)
+update batches.files set state = 'deleted' where id in (select id from over)""")
 _DOOMED = text("select tenant_id, id from batches.files where state = 'deleted' order by seq limit :limit")
 
 

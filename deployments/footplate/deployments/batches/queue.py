@@ -89,13 +89,17 @@ cross join lateral (select count(*) as waiting from (
 where b.status = 'in_progress' and {_MAY_BEGIN} and c.waiting > 0
 order by b.seq limit :looked_at""")
 # The batch is locked against a cancel for the moment: a line is claimed before it, or not at all.
+# Both are looked for once, whatever the planner joins first: a limit that is run again takes more.
 _CLAIM = text(f"""
+with b as materialized (
+    select * from batches.batches where id = :id and status = 'in_progress' for share),
+taken as materialized (
+    select number from batches.lines
+    where batch_id = :id and state = 'waiting' and (not_before is null or not_before <= {NOW})
+    order by number limit :count for update skip locked)
 update batches.lines l set state = 'running', attempt = l.attempt + 1, worker = :worker,
     leased_until = {_LEASED}, not_before = null
-from (select number from batches.lines
-      where batch_id = :id and state = 'waiting' and (not_before is null or not_before <= {NOW})
-      order by number limit :count for update skip locked) taken,
-     (select * from batches.batches where id = :id and status = 'in_progress' for share) b
+from b, taken
 where l.batch_id = :id and l.number = taken.number
 returning b.id, b.tenant_id, b.key_id, b.endpoint, b.input_file_id, l.number, l.byte_offset, l.num_bytes,
     l.attempt, l.num_failures, l.lost_attempts""")

@@ -29,7 +29,7 @@ from footplate.platform.ports import InferenceClient, KeyFinder
 from footplate.platform.settings import BatchSettings
 
 NUM_THREADS = 4
-POOL_SIZE = 3
+POOL_SIZE = 6  # with two more for a moment: one for each thread here and at the desk
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ class BatchService:
         # Never used again: what an earlier process of this machine held is not this one's.
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
 
+    @property
+    def num_running(self) -> int:
+        """How many lines this gateway's worker holds."""
+        return 0 if self._worker is None else self._worker.num_running
+
     def start(self, lines: LineParts) -> None:
         """Begin to work on batches."""
         work = LineWork(
@@ -82,6 +87,6 @@ class BatchService:
         """Give back what is not done. Comes before the limits' and the events' own."""
         if self._worker is not None:
             await self._worker.close()
-        self.parts.desk.close()
-        self._threads.close()
+        await self.parts.desk.close()
+        await self._threads.close()
         self._engine.dispose()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from footplate.platform.batches.store import BatchRows, ByteStore, ByteWriter, FileRows, ListPage, NewFile
 from footplate.platform.batches.threads import StoreThreads
 from footplate.platform.batches.values import Batch, FileLimits, NewBatch, StoredFile, file_key
-from footplate.platform.errors import FileStoreAway, NotThere
+from footplate.platform.errors import BatchStoreAway, FileStoreAway, NotThere
 
 NO_SUCH_FILE = "There is no such file, or it is not yours. GET /v1/files lists yours."
 NO_SUCH_BATCH = "There is no such batch, or it is not yours. GET /v1/batches lists yours."
@@ -73,11 +74,12 @@ class BatchDesk:
     async def begin_upload(self, new: NewFile) -> Upload:
         """Begin a file. Raises LimitRefused."""
 
-        def begin() -> tuple[str, ByteWriter]:
+        def begin() -> Upload:
             file_id = self.files.begin(new, self.limits)
-            return file_id, self.data.writer(file_key(new.tenant_id, file_id))
+            key = file_key(new.tenant_id, file_id)
+            return Upload(self, file_id, key, self.data.writer(key))
 
-        return Upload(self, *await self.threads.ask(begin))
+        return await self.threads.ask(begin)
 
     async def create_batch(self, new: NewBatch) -> Batch:
         """Raises InvalidRequest and LimitRefused."""
@@ -104,9 +106,9 @@ class BatchDesk:
         for wake in self.wake:
             wake()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let no more work begin."""
-        self.threads.close()
+        await self.threads.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +117,7 @@ class Upload:
 
     desk: BatchDesk
     file_id: str
+    key: str
     writer: ByteWriter
     num_bytes: int = 0
 
@@ -137,9 +140,11 @@ class Upload:
 
         def abort() -> None:
             self.writer.abort()
+            self.desk.data.delete(self.key)
             self.desk.files.forget(self.file_id)
 
-        await self.desk.threads.ask(abort)
+        with suppress(BatchStoreAway, FileStoreAway):
+            await self.desk.threads.ask(abort)
 
 
 def _there(found: _Answer | None, message: str) -> _Answer:
