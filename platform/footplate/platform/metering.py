@@ -197,13 +197,22 @@ class LostRequestMeter:
         taken = []
         for request in lost:
             try:
-                skeleton = EventSkeleton.from_bytes(request.note)
-                progress = Progress.from_bytes(request.progress) if request.progress else None
-                taken.append(self._metering.sink.take(skeleton.lost(progress, found_at)))
+                taken.append(self._metering.sink.take(_lost_event(request, found_at)))
             except InvalidUsage:
                 self.num_unreadable += 1
                 _LOGGER.error("what was noted of a lost request can't be read; it is in no bill")
         await asyncio.gather(*taken)
+
+
+def _lost_event(request: LostRequest, found_at: datetime) -> UsageEvent:
+    """Its prompt at least: one whose progress can't be read isn't free. Raises InvalidUsage for its note."""
+    skeleton = EventSkeleton.from_bytes(request.note)
+    try:
+        progress = Progress.from_bytes(request.progress) if request.progress else None
+        return skeleton.lost(progress, found_at)
+    except InvalidUsage:
+        _LOGGER.error("how far a lost request had come can't be read; its prompt alone is billed")
+        return skeleton.lost(None, found_at)
 
 
 def _is_plausible(usage: PromptUsage) -> bool:
