@@ -8,12 +8,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from footplate.billing.adapters.postgres.books import Books
+from footplate.billing.adapters.postgres.reconcile_reader import PostgresLedgerCountReader
+from footplate.billing.reconcile import BatchCount
+from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import EventState
+from footplate.deployments.batches.counts import batch_counts
 from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.types import BATCH_PRIORITY
 from footplate.platform.batches.store import ByteStore
@@ -100,6 +106,9 @@ async def test_a_batch_runs_and_each_line_is_one_event_at_half_price(run: Run) -
         [error] = await rig.lines_of(ended["error_file_id"])
         assert (error["custom_id"], error["error"], error["response"]["status_code"]) == ("bad", None, 400)
         assert error["response"]["body"]["error"]["param"] == "temperature"
+        day = TimeRange(datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(hours=1))
+        events = PostgresLedgerCountReader(Books(rig.metered.engine)).batches(day)
+        assert batch_counts(rig.metered.engine, events, day) == [BatchCount(batch["id"], 9, 9)]
         names = {ended["input_file_id"], ended["output_file_id"], ended["error_file_id"]}
         assert rig.paths == sorted(f"tenant-a/files/{name}" for name in names)
         assert rig.sql("select count(*) from batches.lines") == [(0,)]

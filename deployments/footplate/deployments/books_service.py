@@ -16,7 +16,7 @@ from footplate.billing.adapters.postgres.report_reader import PostgresReportRead
 from footplate.billing.export_process import ExportProcesses
 from footplate.billing.journal import waiting_events
 from footplate.billing.reconcile import EngineCount, EngineCounts, Reservations
-from footplate.billing.usage import EventId
+from footplate.deployments.batches.counts import batch_counts, by_event, event_ids
 from footplate.deployments.engine_journal import read_journals
 from footplate.deployments.metering_service import OPEN_FOLDER
 from footplate.deployments.open_requests import read_all_open
@@ -33,6 +33,7 @@ class BooksService:
     def __init__(self, database_url: str, redis_url: str, settings: BillingSettings, paths: RunPaths) -> None:
         self._engine = connect(database_url)
         books = Books(self._engine, settings.currency, settings.timezone)
+        ledger = PostgresLedgerCountReader(books)
         exports_dir, held = paths.exports_dir, ValkeyHeldReservations(redis_url)
         self._exports = ExportProcesses(database_url, settings.currency, settings.timezone, exports_dir)
         self.desk = BillingDesk(
@@ -44,12 +45,13 @@ class BooksService:
             PostgresPeriodStore(books),
             PostgresMonthReader(books),
             PostgresExportStore(books, exports_dir),
-            PostgresLedgerCountReader(books),
+            ledger,
             PostgresEventStore(books).rate_quarantined,
             self._exports,
             engine_counts=lambda: engine_counts(paths.engine_journal_dir),
             reservations=lambda: reservations(held, paths.usage_journal_dir.with_name(OPEN_FOLDER)),
             waiting_events=lambda: waiting_events(paths.usage_journal_dir),
+            batch_counts=lambda span: batch_counts(self._engine, ledger.batches(span), span),
         )
 
     async def close(self) -> None:
@@ -65,20 +67,23 @@ def reservations(held: ValkeyHeldReservations, open_dir: Path) -> Reservations |
         found = held.read()
     except LimiterUnavailable:
         return None
-    written = {EventId(each.request_id) for each in read_all_open(open_dir)}
+    written = event_ids(each.request_id for each in read_all_open(open_dir))
     return Reservations(
-        frozenset(map(EventId, found.held)) | written,
-        frozenset(map(EventId, found.lost)) - written,
+        event_ids(found.held) | written,
+        event_ids(found.lost) - written,
         datetime.now(UTC),
     )
 
 
 def engine_counts(folder: Path) -> EngineCounts:
     """What the engines of this machine have written down, by the event that each of it belongs to."""
-    found: dict[EventId, EngineCount] = {}
-    for tokens in read_journals(folder).values():
-        # An engine's request is one prompt of an event's: the event's id and a number.
-        event_id = EventId(tokens.request_id.rpartition("-")[0] or tokens.request_id)
-        count = EngineCount(tokens.num_produced, tokens.num_delivered, tokens.is_cut_off)
-        found[event_id] = found[event_id] + count if event_id in found else count
-    return EngineCounts(found)
+    return EngineCounts(
+        by_event(
+            # An engine's request is one prompt of a request's: that one's id and a number.
+            (
+                tokens.request_id.rpartition("-")[0] or tokens.request_id,
+                EngineCount(tokens.num_produced, tokens.num_delivered, tokens.is_cut_off),
+            )
+            for tokens in read_journals(folder).values()
+        )
+    )

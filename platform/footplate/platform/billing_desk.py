@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from typing import TypeVar
 from footplate.billing.errors import StoreUnavailable
 from footplate.billing.exports.request import ExportId
 from footplate.billing.periods import BillingCalendar
-from footplate.billing.reconcile import EngineCountReader, Reservations, WaitingEvents
+from footplate.billing.reconcile import BatchCount, EngineCountReader, Reservations, WaitingEvents
 from footplate.billing.store import (
     ExportStore,
     LedgerCountReader,
@@ -21,6 +21,7 @@ from footplate.billing.store import (
     PriceStore,
     ReportReader,
 )
+from footplate.billing.time_ranges import TimeRange
 
 MAX_THREADS = 4
 # Reports answer within their statement's time; closing a month and reconciling read all of its events.
@@ -39,7 +40,8 @@ class BillingDesk:
 
     `prices` rates nothing by itself: `rate_quarantined` does, once an import stands. `launch` lets an export
     be written and returns at once. `engine_counts`, `reservations` and `waiting_events` are what engines, the
-    limiter and this machine's journals say; None where nobody can be asked, or nobody answers.
+    limiter and this machine's journals say, `batch_counts` what batches say; None where nobody can be asked,
+    or nobody answers.
     """
 
     currency: str
@@ -55,6 +57,7 @@ class BillingDesk:
     engine_counts: EngineCountReader | None = None
     reservations: Callable[[], Reservations | None] | None = None
     waiting_events: Callable[[], WaitingEvents] | None = None
+    batch_counts: Callable[[TimeRange], Iterable[BatchCount]] | None = None
     now: Callable[[], datetime] = _utc_now
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="books"), repr=False

@@ -307,9 +307,10 @@ def _reconcile(billing: BillingDesk, span: TimeRange) -> Reconciliation:
         engines = None if billing.engine_counts is None else billing.engine_counts()
         reservations = None if billing.reservations is None else billing.reservations()
         waiting = None if billing.waiting_events is None else billing.waiting_events()
+        batches = None if billing.batch_counts is None else billing.batch_counts(span)
         return reconcile(
             ReconciliationInput(
-                counts, books, engines, reservations, waiting=waiting, recorded=ledger.recorded
+                counts, books, engines, reservations, batches, waiting=waiting, recorded=ledger.recorded
             )
         )
 
