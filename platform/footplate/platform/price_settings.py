@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +17,9 @@ MAX_SHOWN = 5
 
 def prices_file(prices: str, config_file: Path | None) -> Path:
     """Where it is: a relative path begins at the folder of the configuration."""
-    path = Path(prices).expanduser()
+    path = Path(prices)
+    with suppress(RuntimeError):  # there is no such user: then the path as it is can't be read
+        path = path.expanduser()
     return path if path.is_absolute() or config_file is None else config_file.absolute().parent / path
 
 
@@ -27,11 +30,14 @@ def read_prices(path: Path, currency: str) -> PriceList:
         InvalidPrice: it can't be read, is not as it must be, or is in another currency than the books.
     """
     try:
-        prices = from_yaml(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise InvalidPrice(f"{path} can't be read: {error.strerror}", "") from error
     except UnicodeDecodeError as error:
         raise InvalidPrice(f"{path} is not UTF-8", "") from error
+    except ValueError as error:
+        raise InvalidPrice(f"{str(path)!r} is the name of no file", "") from error
+    prices = from_yaml(text)
     if prices.currency != currency:
         raise InvalidPrice(f"prices are in {prices.currency}, billing.currency is {currency}", "currency")
     return prices
