@@ -12,6 +12,7 @@ from pathlib import Path
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
 from footplate.engine.errors import EngineDead, EngineOverloaded
+from footplate.engine.kv.block_log import BlockChanges
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,10 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         return self.core.stats()
+
+    def block_changes(self, *, whole: bool = False) -> BlockChanges:
+        """What came into the prefix cache and went since the call before; `whole`: all that is there."""
+        return self.core.block_changes(whole=whole)
 
     def heartbeat_age_s(self) -> float:
         """Seconds since the loop last came round; infinite once it has failed."""

@@ -7,6 +7,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
 
+from footplate.engine.kv.block_log import BlockChanges
 from footplate.engine.plan import SchedulerOutput, StepResult
 from footplate.engine.scheduler import DrainFirst, Scheduler
 from footplate.engine.types import EngineRequest, EngineStats, SequenceDelta
@@ -64,6 +65,11 @@ class EngineCore:
     def stats(self) -> EngineStats:
         with self.lock:
             return self.scheduler.stats()
+
+    def block_changes(self, *, whole: bool = False) -> BlockChanges:
+        """As `BlockPool.changes`."""
+        with self.lock:
+            return self.scheduler.pool.changes(whole=whole)
 
     @property
     def has_work(self) -> bool:

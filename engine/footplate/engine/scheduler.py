@@ -570,6 +570,7 @@ class Scheduler:
             waiting=self.num_waiting,
             batch_running=sum(s.is_batch for s in self.live_sequences()),
             batch_waiting=self._num_waiting(self._batch),
+            prefill_tokens=self._online.prefill_tokens,
             kv_blocks_total=self.pool.num_blocks,
             kv_blocks_used=self.pool.num_held,
             block_size=self.pool.block_size,

@@ -78,6 +78,7 @@ class EngineRequest:
     weight: float = 1.0  # the tenant's share under policy `fair`
     # lower runs first, under policies `priority` and `fair`; BATCH_PRIORITY is a class of its own under all
     priority: int = 0
+    session: bytes = b""  # what keeps a session's requests on one replica; the engine itself ignores it
     adapter_id: str | None = None  # room for LoRA; refused while no adapter is loaded
     kv_transfer: Mapping[str, Any] | None = None  # room for prefill/decode disaggregation; refused for now
 
@@ -152,6 +153,7 @@ class EngineStats:
     finished: Mapping[str, int] = field(default_factory=dict)  # by finish reason
     batch_running: int = 0  # of those running; some may be paused
     batch_waiting: int = 0  # of those waiting
+    prefill_tokens: int = 0  # of prompts that are waiting or begun, still to be computed; batch work left out
 
     @property
     def kv_usage(self) -> float:

@@ -31,6 +31,12 @@ class WorkClass:
     def has_work(self) -> bool:
         return bool(self.running or len(self.waiting))
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that are still to be computed, waiting and begun."""
+        begun = sum(max(s.num_prompt - s.num_computed, 0) for s in self.running)
+        return begun + sum(s.num_prompt for s in self.waiting)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchBounds:

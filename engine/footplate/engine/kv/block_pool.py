@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from footplate.engine.kv.block_log import BlockChanges, BlockLog
 from footplate.engine.prefix import PrefixHasher
 
 ROOT_ENTRY = 0  # the parent entry of every first block; its key holds scope and extras
@@ -50,6 +51,7 @@ class BlockPool:
         self._entries: dict[bytes, CacheEntry] = {}
         self._entry_of: list[CacheEntry | None] = [None] * num_blocks
         self._next_entry = ROOT_ENTRY + 1
+        self._log = BlockLog()
 
     @property
     def num_free(self) -> int:
@@ -148,7 +150,19 @@ class BlockPool:
         self._next_entry += 1
         self._entries[key] = entry
         self._entry_of[block] = entry
+        self._log.store(key)
         return entry
+
+    def changes(self, *, whole: bool = False) -> BlockChanges:
+        """What the cache holds that it did not at the call before, or with `whole` all that it holds.
+
+        From the first such call on changes are kept; one that comes too late for them gets the whole.
+        """
+        changes = None if whole else self._log.take()
+        if changes is None:
+            self._log.turn_on()
+            return BlockChanges(tuple(self._entries), is_all=True)
+        return changes
 
     def reset_cache(self) -> None:
         """Forget every cached prefix; held blocks stay held."""
@@ -160,6 +174,7 @@ class BlockPool:
         if entry is not None:
             del self._entries[entry.key]
             self._entry_of[block] = None
+            self._log.evict(entry.key)
 
     @staticmethod
     def _proves(entry: CacheEntry, parent_entry: int, tokens: tuple[int, ...], root: bytes) -> bool:
