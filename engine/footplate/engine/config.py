@@ -43,7 +43,7 @@ class EngineConfig:
     max_waiting: int = 4096  # choices queued, of batch work and of all other, before the door says overloaded
     # tokens of batch work in a step beside other work; 0: it waits. auto: 0 on CPU, 32 on CUDA
     batch_class_tokens: int | Auto = "auto"
-    # tokens of a step of batch work alone, whose end others wait for. auto: 8 on CPU, 512 on CUDA
+    # tokens of a step of batch work alone, whose end others wait for. auto: 4 on CPU, 512 on CUDA
     batch_step_tokens: int | Auto = "auto"
 
     def __post_init__(self) -> None:
