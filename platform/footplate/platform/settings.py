@@ -272,7 +272,7 @@ class BillingSettings(Section):
     def _known_zone(cls, value: str) -> str:
         try:
             zoneinfo.ZoneInfo(value)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             raise ValueError("is no time zone of the IANA database, such as UTC or Europe/Berlin") from None
         return value
 
