@@ -20,7 +20,7 @@ from footplate.deployments.channel.hub import HubLimits, TokenHub, TokenStream
 from footplate.deployments.channel.outlet import Delivery, OutletLimits, TokenOutlet
 from footplate.deployments.errors import ChannelError, ChannelRefused
 from footplate.engine.errors import EngineDead
-from footplate.engine.types import EngineStats, FinishReason, SequenceDelta, TokenLogprob
+from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta, TokenLogprob
 
 KEY = b"k" * 32
 DEADLINE_S = 5.0
@@ -61,6 +61,7 @@ class Pair:
 
     def __init__(self, hub: TokenHub) -> None:
         self.hub = hub
+        self.submits: list[EngineRequest] = []
         self.aborts: list[tuple[str, int | None]] = []
         self.cuts: list[tuple[str, int, int]] = []
         self.engine_age_s = 0.0
@@ -70,6 +71,7 @@ class Pair:
         return TokenOutlet(
             key,
             label=("m", "0"),
+            submit=self.submits.append,
             abort=lambda request_id, index: self.aborts.append((request_id, index)),
             cut=lambda *cut: self.cuts.append(cut),
             status=lambda: Status(self.engine_age_s, EngineStats(running=7)),

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
+from footplate.engine.kv.block_log import BlockChanges
 from footplate.engine.types import EngineRequest, EngineStats, SequenceDelta
 
 DeliverTokens = Callable[[Sequence[SequenceDelta]], None]
@@ -34,6 +35,10 @@ class ReplicaEngine(Protocol):
 
     def stats(self) -> EngineStats:
         """A snapshot; cheap."""
+        ...
+
+    def block_changes(self, *, whole: bool = False) -> BlockChanges:
+        """What came into the prefix cache and went since the call before; `whole`: all that is there."""
         ...
 
     def heartbeat_age_s(self) -> float:

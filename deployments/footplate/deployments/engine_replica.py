@@ -1,4 +1,4 @@
-"""One engine behind Ray Serve: the handle carries `submit`, the tokens leave through the channel.
+"""One engine behind Ray Serve, which starts, watches and stops it; requests and tokens go by the channel.
 
 A plain class; the composition root wraps it. Serve runs every method on one event loop; the engine steps on a
 thread of its own.
@@ -14,12 +14,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from footplate.deployments.channel.frames import Status
-from footplate.deployments.channel.outlet import TokenOutlet
+from footplate.deployments.channel.outlet import OutletLimits, TokenOutlet
+from footplate.deployments.channel.publisher import BlockPublisher
 from footplate.deployments.engine_journal import EngineJournal
 from footplate.deployments.engine_port import ReplicaEngine, find_loader
-from footplate.deployments.errors import ChannelError
 from footplate.deployments.logs import configure_logging
-from footplate.deployments.refusal import Refusal
 from footplate.deployments.specs import ReplicaSpec
 from footplate.engine.errors import EngineDead, EngineError
 from footplate.engine.types import EngineRequest, ModelCard, SequenceDelta
@@ -30,6 +29,8 @@ logger = logging.getLogger(__name__)
 # A step on a slow CPU takes seconds, so a replica is only replaced when its loop is silent for much longer.
 MAX_HEARTBEAT_AGE_S = 60.0
 CHANNEL_PURPOSE = "token-channel"
+# Gateways know the keys of cached blocks as engines do; nobody else can make them.
+PREFIX_PURPOSE = "prefix-hash"
 
 
 class EngineReplica:
@@ -48,7 +49,10 @@ class EngineReplica:
         self._outlet = TokenOutlet(
             master_key.derive(CHANNEL_PURPOSE),
             label=(spec.model.name, index),
+            submit=self._submit,
             abort=self._abort,
+            blocks=BlockPublisher(lambda whole: self._engine.block_changes(whole=whole)),
+            limits=OutletLimits(publish_every_s=spec.publish_every_s),
             status=self._status,
             cut=self._journal.cut if self._journal is not None else None,
         )
@@ -57,41 +61,10 @@ class EngineReplica:
             spec.model.source,
             spec.model.engine,
             deliver=self._deliver,
-            prefix_key=master_key.derive("prefix-hash"),
+            prefix_key=master_key.derive(PREFIX_PURPOSE),
             models_dir=Path(spec.models_dir) if spec.models_dir else None,
         )
         self._created = int(time.time())
-
-    async def submit(self, address: str, stream_id: int, request: EngineRequest) -> Refusal | None:
-        """Run one request to its end; its tokens go to stream `stream_id` of the gateway at `address`.
-
-        Returns when the last choice has ended, so that Serve's counts, draining and autoscaling see a request
-        for as long as it runs. A refusal is returned at once. Cancelling the call aborts the request.
-        """
-        try:
-            link = await self._outlet.link(address)
-        except ChannelError as error:
-            return Refusal.of(EngineDead(f"the replica can't reach the gateway: {error}"))
-        delivery = self._outlet.open(link, stream_id, request.request_id, request.params.n)
-        journal = self._journal
-        if journal is not None:
-            journal.open(request.request_id, request.params.n)
-        try:
-            self._engine.add(request)
-        except EngineError as error:
-            self._outlet.forget(delivery)
-            if journal is not None:
-                journal.forget(request.request_id)
-            return Refusal.of(error)
-        self._outlet.accept(delivery)
-        try:
-            await delivery.done
-        finally:
-            # Also after a normal end: `done` is False there when the gateway went away.
-            if not (delivery.done.done() and not delivery.done.cancelled() and delivery.done.result()):
-                self._engine.abort(request.request_id)
-            self._outlet.forget(delivery)
-        return None
 
     async def attach(self, address: str) -> ModelCard:
         """Connect to a gateway, so that it gets this replica's statistics, and tell it what is served.
@@ -124,14 +97,27 @@ class EngineReplica:
             raise EngineDead(f"the step loop gave no sign of life for {age_s:.0f} s")
 
     async def __del__(self) -> None:
-        # Serve awaits this after draining; a replica whose load failed has no engine.
+        # Serve awaits this, as long as the deployment's grace allows; one whose load failed has no engine.
         engine = getattr(self, "_engine", None)
         if engine is not None:
+            await self._outlet.drain()
             await asyncio.to_thread(engine.shutdown)
             await self._outlet.close()
         journal = getattr(self, "_journal", None)
         if journal is not None:
             journal.close()
+
+    def _submit(self, request: EngineRequest) -> None:
+        """Give a gateway's request to the engine. Raises EngineError: it doesn't take it."""
+        journal = self._journal
+        if journal is not None:
+            journal.open(request.request_id, request.params.n)
+        try:
+            self._engine.add(request)
+        except EngineError:
+            if journal is not None:
+                journal.forget(request.request_id)
+            raise
 
     def _deliver(self, deltas: Sequence[SequenceDelta]) -> None:
         # Before they leave: what anybody is billed for stands in the journal.

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from footplate.deployments.channel.hub import TokenHub
-from footplate.deployments.engine_replica import CHANNEL_PURPOSE
-from footplate.deployments.inference_client import ServeInferenceClient
+from footplate.deployments.engine_replica import CHANNEL_PURPOSE, PREFIX_PURPOSE
+from footplate.deployments.inference_client import ChannelInferenceClient
 from footplate.deployments.logs import configure_logging
+from footplate.deployments.replica_board import ReplicaBoard
 from footplate.deployments.serve_handle import find_serve_handle
 from footplate.deployments.specs import GatewaySpec
 from footplate.platform.ports import InferenceClient
@@ -36,7 +37,8 @@ class Gateway:
         if address.startswith("unix:"):
             address = f"{address.rstrip('/')}/gateway-{os.getpid()}.sock"
         await self._hub.start(address)
-        self._client = ServeInferenceClient(self._hub, spec.models, find_serve_handle)
+        board = ReplicaBoard(master_key.derive(PREFIX_PURPOSE))
+        self._client = ChannelInferenceClient(self._hub, spec.models, find_serve_handle, board)
         self._client.start()
         module_name, _, name = spec.app_builder.partition(":")
         builder = cast(AppBuilder, getattr(importlib.import_module(module_name), name))

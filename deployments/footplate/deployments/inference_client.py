@@ -1,4 +1,4 @@
-"""The gateway's way to the engines: requests over Serve handles, tokens over the channel."""
+"""The gateway's way to the engines: over the channel, to the replica that a router ranks first."""
 
 from __future__ import annotations
 
@@ -7,48 +7,36 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from footplate.deployments.channel.hub import TokenHub, TokenStream
-from footplate.deployments.refusal import Refusal
+from footplate.deployments.channel.hub import EngineLink, TokenHub, TokenStream
+from footplate.deployments.replica_board import ReplicaBoard
 from footplate.engine.errors import EngineDead, EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
 
 logger = logging.getLogger(__name__)
 
-# Tokens and the handle's answer travel by different sockets; the tokens may come a moment later.
-LAST_TOKENS_S = 5.0
-
-
-class PendingCall(Protocol):
-    """One call through a handle: awaitable, and `cancel` reaches the replica."""
-
-    def __await__(self) -> Any: ...
-
-    def cancel(self) -> None: ...
+# An engine takes a request or refuses it in milliseconds; one that does neither is passed over for another.
+ANSWER_S = 2.0
 
 
 class EngineHandle(Protocol):
     """What this client needs from one model's Serve application."""
 
-    def submit(self, address: str, stream_id: int, request: EngineRequest) -> PendingCall:
-        """Call `EngineReplica.submit` on a replica of Serve's choice."""
-        ...
-
     async def attach(self, address: str) -> list[ModelCard]:
         """Call `EngineReplica.attach` on every replica; cards of those that answer."""
         ...
 
-    def translate(self, error: BaseException) -> EngineError:
-        """What an error of a call means to the one who asked."""
-        ...
-
 
 class ChannelGeneration:
-    """One running request; see `ports.Generation`."""
+    """One running request; see `ports.Generation`. Before its first token it survives its replica, once."""
 
-    def __init__(self, stream: TokenStream, call: PendingCall, watch: asyncio.Task[None]) -> None:
+    def __init__(
+        self, client: ChannelInferenceClient, model: str, request: EngineRequest, stream: TokenStream
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._request = request
         self._stream = stream
-        self._call = call
-        self._watch = watch
+        self._may_move = True
 
     @property
     def engine(self) -> str:
@@ -57,7 +45,16 @@ class ChannelGeneration:
 
     async def next(self) -> Sequence[SequenceDelta]:
         """Everything that came since the last call; empty at the end."""
-        return await self._stream.next()
+        try:
+            given = await self._stream.next()
+        except EngineDead:
+            if not self._may_move:
+                raise
+            self._may_move = False
+            await self._move()
+            return await self.next()
+        self._may_move = False
+        return given
 
     def stop(self, index: int, num_used: int) -> None:
         """End one choice at the engine."""
@@ -68,24 +65,33 @@ class ChannelGeneration:
         return await self._stream.cancel()
 
     async def close(self) -> None:
-        """Abort what still runs: the channel tells the engine, and the handle's cancel is the second way."""
+        """Abort what still runs."""
         self._stream.close()
-        self._call.cancel()
+
+    async def _move(self) -> None:
+        dead = self._stream.link
+        self._stream.close()
+        self._client.num_moved += 1
+        tried = set() if dead is None else {dead}
+        self._stream = await self._client.place(self._model, self._request, tried)
 
 
-class ServeInferenceClient:
-    """Keeps one handle per model, and the cards their replicas publish; see `ports.InferenceClient`."""
+class ChannelInferenceClient:
+    """Keeps the models' cards and attaches their replicas; see `ports.InferenceClient`."""
 
     def __init__(
         self,
         hub: TokenHub,
         models: Iterable[str],
         find_handle: Callable[[str], EngineHandle],
+        board: ReplicaBoard,
         *,
         accept_s: float = 30.0,
         refresh_s: float = 2.0,
     ) -> None:
         self._hub = hub
+        self._board = board
+        hub.listener = board
         self._models = tuple(models)
         self._find_handle = find_handle
         self._accept_s = accept_s
@@ -93,9 +99,11 @@ class ServeInferenceClient:
         self._handles: dict[str, EngineHandle] = {}
         self._cards: dict[str, ModelCard] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Requests that were run again elsewhere.
+        self.num_moved = 0
 
     def start(self) -> None:
-        """Begin to fetch the models' cards and to attach their replicas' statistics."""
+        """Begin to fetch the models' cards and to attach their replicas."""
         for model in self._models:
             self._spawn(self._keep_attached(model))
 
@@ -119,50 +127,73 @@ class ServeInferenceClient:
         Raises:
             EngineError: the engine's refusal, `EngineDead`, or `EngineOverloaded` when none took it in time.
         """
-        handle = self._handle(model)
-        stream = self._hub.open(request.request_id, request.params.n)
-        call = handle.submit(self._hub.address, stream.stream_id, request)
-        watch = self._spawn(self._watch(handle, call, stream))
-        generation = ChannelGeneration(stream, call, watch)
+        if model not in self._models:
+            raise EngineDead(f"no model named {model} is served here")
+        return ChannelGeneration(self, model, request, await self.place(model, request, set()))
+
+    async def place(self, model: str, request: EngineRequest, tried: set[EngineLink]) -> TokenStream:
+        """The request's stream at the first replica by rank that takes it, but for those `tried`.
+
+        Where no replica is left that has not refused or died, one that comes meanwhile is waited for.
+
+        Raises:
+            EngineError: as `submit`.
+        """
+        refusal: EngineError | None = None
         try:
             async with asyncio.timeout(self._accept_s):
-                await asyncio.shield(stream.accepted)
-            if stream.failure is not None and stream.link is None:
-                raise stream.failure
+                while True:
+                    decision = self._board.decide(model, request)
+                    for ranked in decision.ranks:
+                        link = self._board.link(model, ranked.replica)
+                        if link is None or link in tried:
+                            continue
+                        tried.add(link)
+                        self._board.placed(model, decision, ranked)
+                        answer = await self._ask(model, request, link, tried)
+                        if isinstance(answer, TokenStream):
+                            return answer
+                        # A full engine's word is worth more than a dead one's.
+                        refusal = refusal if isinstance(refusal, EngineOverloaded) else answer
+                    if isinstance(refusal, EngineOverloaded) and not self._untried(model, tried):
+                        raise refusal
+                    if not self._untried(model, tried):
+                        await self._board.wait_for_news()
         except TimeoutError:
-            await generation.close()
-            raise EngineOverloaded(
-                f"no replica of {model} took the request in {self._accept_s:.0f} s"
-            ) from None
-        except BaseException:
-            await generation.close()
-            raise
-        return generation
+            late = EngineOverloaded(f"no replica of {model} took the request in {self._accept_s:.0f} s")
+            raise refusal or late from None
 
-    def _handle(self, model: str) -> EngineHandle:
-        handle = self._handles.get(model)
-        if handle is None:
-            if model not in self._models:
-                raise EngineDead(f"no model named {model} is served here")
-            handle = self._handles[model] = self._find_handle(model)
-        return handle
+    async def _ask(
+        self, model: str, request: EngineRequest, link: EngineLink, tried: set[EngineLink]
+    ) -> TokenStream | EngineError:
+        """One replica's answer: the stream, or why there is none and another may be asked.
 
-    async def _watch(self, handle: EngineHandle, call: PendingCall, stream: TokenStream) -> None:
-        """See the call through: a refusal or a lost replica ends the stream."""
+        Raises:
+            InvalidRequest, RequestTooLarge: every other one would say the same.
+        """
+        stream = self._hub.open(request.request_id, request.params.n)
         try:
-            refusal = await call
-        except asyncio.CancelledError:
-            # Ours when the stream was closed; otherwise the replica is going away.
-            stream.fail(EngineDead("the replica cancelled the request"))
-            return
-        except Exception as error:
-            stream.fail(handle.translate(error))
-            return
-        if isinstance(refusal, Refusal):
-            stream.fail(refusal.to_error())
-        elif not stream.is_finished:
-            await asyncio.sleep(LAST_TOKENS_S)
-            stream.fail(EngineDead("the request ended at the replica, but its last tokens never came"))
+            self._hub.submit(stream, link, request)
+            # The last one is waited for as long as there is time.
+            async with asyncio.timeout(ANSWER_S if self._untried(model, tried) else None):
+                await asyncio.shield(stream.accepted)
+        except TimeoutError:
+            stream.close()
+            self._board.suspect(link)
+            return EngineOverloaded(f"a replica of {model} gave no answer")
+        except BaseException:
+            stream.close()
+            raise
+        if stream.link is not None:
+            return stream
+        failure = stream.failure
+        assert failure is not None, "an answer is a yes or a no"
+        if isinstance(failure, EngineOverloaded | EngineDead):
+            return failure
+        raise failure
+
+    def _untried(self, model: str, tried: set[EngineLink]) -> bool:
+        return any(link not in tried for link in self._board.links(model))
 
     async def _keep_attached(self, model: str) -> None:
         """Ask all replicas again and again: new ones must connect, and a new version brings a new card."""
@@ -180,8 +211,13 @@ class ServeInferenceClient:
                 delay_s = 0.25
             await asyncio.sleep(delay_s)
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
+    def _handle(self, model: str) -> EngineHandle:
+        handle = self._handles.get(model)
+        if handle is None:
+            handle = self._handles[model] = self._find_handle(model)
+        return handle
+
+    def _spawn(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task

@@ -52,6 +52,7 @@ class RunPlan:
     app_builder: str = PLATFORM_APP
     billing: BillingSetup = field(default_factory=BillingSetup)
     drain_s: float = 3.0  # how long a stop waits for open streams
+    publish_every_s: float = 0.05  # how often engines tell gateways of load and cached blocks, at most
     stall_s: float = STALL_S  # how long a client may read nothing
 
 
@@ -232,7 +233,13 @@ class PlatformRun:
         models_dir = str(self.paths.data_dir / "models")
         journal_dir = str(self.paths.engine_journal_dir)
         specs = [
-            ReplicaSpec(model, master_key_file, models_dir, journal_dir=journal_dir)
+            ReplicaSpec(
+                model,
+                master_key_file,
+                models_dir,
+                journal_dir=journal_dir,
+                publish_every_s=self.plan.publish_every_s,
+            )
             for model in self.plan.models
         ]
         with self.clock.measure("deploy"):

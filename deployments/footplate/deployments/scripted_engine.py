@@ -16,6 +16,7 @@ from pathlib import Path
 from footplate.deployments.engine_port import DeliverTokens
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import EngineDead, EngineOverloaded, InvalidRequest, LoadError, RequestTooLarge
+from footplate.engine.kv.block_log import BlockChanges
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
 
 DEFAULT_MAX_TOKENS = 16
@@ -154,6 +155,10 @@ class ScriptedEngine:
             steps=counters.steps,
             finished=dict(counters.finished),
         )
+
+    def block_changes(self, *, whole: bool = False) -> BlockChanges:
+        """It caches nothing."""
+        return BlockChanges(is_all=whole)
 
     def heartbeat_age_s(self) -> float:
         return time.monotonic() - self._beat_at

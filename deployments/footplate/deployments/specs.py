@@ -36,6 +36,8 @@ class ReplicaSpec:
     num_threads: int = 0  # compute threads; 0 leaves the engine's own choice
     # Where each replica writes down what it has produced; None: nowhere.
     journal_dir: str | None = None
+    # How often gateways are told of load and of cached blocks, at most.
+    publish_every_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,17 @@ import sys
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
 
 from footplate.deployments.errors import FrameError
-from footplate.engine.types import EngineStats, FinishReason, SequenceDelta
+from footplate.deployments.refusal import Refusal
+from footplate.engine.prefix import DIGEST_BYTES
+from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
+from footplate.routing.types import BlockEvents
 
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<BBHI")
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 
@@ -52,18 +56,55 @@ class Kind(IntEnum):
     STOP = 9  # gateway -> engine: end one choice; words (stream id, choice index, tokens that count)
     ABORT = 10  # gateway -> engine: end streams; words (stream ids)
     ENDED = 11  # engine -> gateway: the end of aborted streams, behind all that was made of them; words (ids)
+    SUBMIT = 12  # gateway -> engine: a request and its stream, MessagePack; ACCEPT or REFUSE is the answer
+    REFUSE = 13  # engine -> gateway: why it doesn't take a request, MessagePack
+    BLOCKS = 14  # engine -> gateway: what its prefix cache has gained and lost, MessagePack
+    SHOW_ALL = 15  # gateway -> engine: an event is missing, so begin anew with all that is cached; empty
 
 
 class Status(msgspec.Struct, array_like=True):
-    """A replica's heart-beat: its statistics, and the age of the step loop's last sign of life."""
+    """A replica's heart-beat: its statistics, and the age of the step loop's last sign of life.
+
+    One that drains takes nothing new and ends what it has.
+    """
 
     engine_age_s: float
     stats: EngineStats
+    is_draining: bool = False
+
+
+class Submission(msgspec.Struct, array_like=True):
+    """A request, and the stream of its gateway that its tokens go to."""
+
+    stream_id: int
+    request: EngineRequest
+
+
+class Refused(msgspec.Struct, array_like=True):
+    """A stream that no token will come for."""
+
+    stream_id: int
+    refusal: Refusal
+
+
+class Blocks(msgspec.Struct, array_like=True):
+    """`BlockEvents` with their keys one behind the other."""
+
+    sequence: int
+    stored: bytes
+    evicted: bytes
+    is_reset: bool
 
 
 _extras_encoder = msgspec.msgpack.Encoder()
 _extras_decoder = msgspec.msgpack.Decoder(list[tuple[int, SequenceDelta]])
 _status_decoder = msgspec.msgpack.Decoder(Status)
+# Empty mappings of frozen values are read-only views.
+_submission_encoder = msgspec.msgpack.Encoder(enc_hook=dict)
+_submission_decoder = msgspec.msgpack.Decoder(Submission)
+_refused_decoder = msgspec.msgpack.Decoder(Refused)
+_blocks_decoder = msgspec.msgpack.Decoder(Blocks)
+_Read = TypeVar("_Read")
 _SWAP = sys.byteorder != "little"
 
 
@@ -126,10 +167,54 @@ def read_extras(payload: bytes) -> list[tuple[int, SequenceDelta]]:
     Raises:
         FrameError: the payload is not what `extras_frame` writes.
     """
+    return _decoded(_extras_decoder, payload, "an extras payload")
+
+
+def submit_frame(stream_id: int, request: EngineRequest) -> bytes:
+    """A request on its way to an engine."""
+    return frame(Kind.SUBMIT, _submission_encoder.encode(Submission(stream_id, request)))
+
+
+def read_submission(payload: bytes) -> Submission:
+    """The request of a `SUBMIT` payload. Raises FrameError."""
+    return _decoded(_submission_decoder, payload, "a submission")
+
+
+def refuse_frame(stream_id: int, refusal: Refusal) -> bytes:
+    """An engine's no."""
+    return frame(Kind.REFUSE, _extras_encoder.encode(Refused(stream_id, refusal)))
+
+
+def read_refused(payload: bytes) -> Refused:
+    """The no of a `REFUSE` payload. Raises FrameError."""
+    return _decoded(_refused_decoder, payload, "a refusal")
+
+
+def blocks_frame(events: BlockEvents) -> bytes:
+    """Block events; keep them below 500,000 keys, or they are more than a frame may hold."""
+    stored, evicted = b"".join(events.stored), b"".join(events.evicted)
+    return frame(
+        Kind.BLOCKS, _extras_encoder.encode(Blocks(events.sequence, stored, evicted, events.is_reset))
+    )
+
+
+def read_blocks(payload: bytes) -> BlockEvents:
+    """The events of a `BLOCKS` payload. Raises FrameError."""
+    blocks = _decoded(_blocks_decoder, payload, "block events")
+    return BlockEvents(blocks.sequence, _keys(blocks.stored), _keys(blocks.evicted), blocks.is_reset)
+
+
+def _keys(joined: bytes) -> list[bytes]:
+    if len(joined) % DIGEST_BYTES:
+        raise FrameError(f"block keys of {len(joined)} bytes are no multiple of {DIGEST_BYTES}")
+    return [joined[start : start + DIGEST_BYTES] for start in range(0, len(joined), DIGEST_BYTES)]
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Read], payload: bytes, what: str) -> _Read:
     try:
-        return _extras_decoder.decode(payload)
+        return decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FrameError(f"an extras payload can't be read: {type(error).__name__}") from error
+        raise FrameError(f"{what} can't be read: {type(error).__name__}") from error
 
 
 def status_frame(status: Status) -> bytes:
@@ -143,10 +228,7 @@ def read_status(payload: bytes) -> Status:
     Raises:
         FrameError: the payload is not what `status_frame` writes.
     """
-    try:
-        return _status_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FrameError(f"a status payload can't be read: {type(error).__name__}") from error
+    return _decoded(_status_decoder, payload, "a status payload")
 
 
 class FrameReader:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from footplate.deployments.channel import frames
 from footplate.deployments.channel.address import ChannelAddress, listen
@@ -17,7 +18,8 @@ from footplate.deployments.channel.frames import FINISH_CODES, FrameReader, Kind
 from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Doorkeeper, Hello
 from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
 from footplate.engine.errors import EngineDead, EngineError
-from footplate.engine.types import EngineStats, FinishReason, SequenceDelta
+from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
+from footplate.routing.types import BlockEvents
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +179,32 @@ class TokenStream:
         self.wake()
 
 
+class LinkListener(Protocol):
+    """Who wants to know what replicas tell of themselves. A replica's first word is its status."""
+
+    def heard(self, link: EngineLink, status: Status) -> None:
+        """A replica's statistics, as they have just come."""
+        ...
+
+    def blocks_changed(self, link: EngineLink, events: BlockEvents) -> None:
+        """What its prefix cache has gained and lost."""
+        ...
+
+    def lost(self, link: EngineLink) -> None:
+        """The connection is gone."""
+        ...
+
+
+class _Nobody:
+    """Listens to nothing."""
+
+    def heard(self, link: EngineLink, status: Status) -> None: ...
+
+    def blocks_changed(self, link: EngineLink, events: BlockEvents) -> None: ...
+
+    def lost(self, link: EngineLink) -> None: ...
+
+
 class EngineLink(asyncio.Protocol):
     """One engine replica's connection, from accept to loss."""
 
@@ -191,6 +219,13 @@ class EngineLink(asyncio.Protocol):
         self.is_trusted = False
         self.status: Status | None = None
         self.streams: dict[int, TokenStream] = {}
+        # Sent there and not answered yet.
+        self.asked: dict[int, TokenStream] = {}
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is gone."""
+        return self._transport is None
 
     @property
     def label(self) -> tuple[str, str]:
@@ -216,12 +251,15 @@ class EngineLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._hub.links.discard(self)
+        if self.is_trusted:
+            self._hub.listener.lost(self)
         model, engine = self.label
         self.fail_streams(f"the connection to replica {engine} of {model} was lost")
 
     def fail_streams(self, why: str) -> None:
         """End every stream this replica owes tokens."""
-        streams, self.streams = list(self.streams.values()), {}
+        streams = [*self.streams.values(), *self.asked.values()]
+        self.streams, self.asked = {}, {}
         for stream in streams:
             stream.fail(EngineDead(why))
 
@@ -246,11 +284,22 @@ class EngineLink(asyncio.Protocol):
                 if stream is not None:
                     delta.request_id = stream.request_id
                     stream.push(delta)
-        elif kind == Kind.STATUS:
-            self.status = frames.read_status(payload)
         elif kind in (Kind.ACCEPT, Kind.ENDED):
             for stream_id in frames.read_words(payload):
                 self._note_stream(kind, stream_id)
+        else:
+            self._receive_other(kind, payload)
+
+    def _receive_other(self, kind: int, payload: bytes) -> None:
+        """What is no part of a stream that runs."""
+        if kind == Kind.STATUS:
+            self.status = frames.read_status(payload)
+            self._hub.listener.heard(self, self.status)
+        elif kind == Kind.BLOCKS:
+            self._hub.listener.blocks_changed(self, frames.read_blocks(payload))
+        elif kind == Kind.REFUSE:
+            refused = frames.read_refused(payload)
+            self._hub.refuse(refused.stream_id, self, refused.refusal.to_error())
         else:
             raise FrameError(f"an engine sent a frame of kind {kind}")
 
@@ -308,6 +357,7 @@ class TokenHub:
         self._server: asyncio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
         self._held: set[TokenStream] = set()
+        self.listener: LinkListener = _Nobody()
 
     async def start(self, address: str) -> None:
         """Listen at `unix:/path` or `tcp:host:port`; `self.address` is then what engines dial."""
@@ -342,6 +392,7 @@ class TokenHub:
     def bind(self, stream_id: int, link: EngineLink) -> None:
         """The engine behind `link` has accepted a stream. The first acceptance counts."""
         stream = self._streams.get(stream_id)
+        link.asked.pop(stream_id, None)
         if stream is None:
             link.write(frames.word_frame(Kind.ABORT, [stream_id]))
         elif stream.link is None:
@@ -349,6 +400,20 @@ class TokenHub:
             link.streams[stream_id] = stream
             if not stream.accepted.done():
                 stream.accepted.set_result(None)
+
+    def submit(self, stream: TokenStream, link: EngineLink, request: EngineRequest) -> None:
+        """Send a request to a replica; `stream.accepted` ends with its yes, its no, or its loss."""
+        if link.is_lost:
+            stream.fail(EngineDead("the connection to the replica is lost"))
+            return
+        link.asked[stream.stream_id] = stream
+        link.write(frames.submit_frame(stream.stream_id, request))
+
+    def refuse(self, stream_id: int, link: EngineLink, error: EngineError) -> None:
+        """The engine behind `link` does not take a stream."""
+        stream = link.asked.pop(stream_id, None)
+        if stream is not None and stream.link is None:
+            stream.fail(error)
 
     def hold(self, stream: TokenStream, woken_at: float) -> bool:
         """Whether a reader was woken too recently; it is then woken with all others that are held."""
@@ -394,7 +459,7 @@ class TokenHub:
                 if now - link.connected_at > limits.handshake_s:
                     self.num_refused += 1
                     link.drop()
-            elif not link.streams:
+            elif not (link.streams or link.asked):
                 continue
             elif silent_s > limits.silence_s:
                 link.fail_streams(f"replica {engine} of {model} has been silent for {silent_s:.1f} s")

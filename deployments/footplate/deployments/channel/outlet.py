@@ -15,8 +15,11 @@ from footplate.deployments.channel import frames
 from footplate.deployments.channel.address import ChannelAddress, dial
 from footplate.deployments.channel.frames import FrameReader, Kind, Status
 from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Dialer
+from footplate.deployments.channel.publisher import BlockPublisher
 from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
-from footplate.engine.types import SequenceDelta
+from footplate.deployments.refusal import Refusal
+from footplate.engine.errors import EngineError, EngineOverloaded
+from footplate.engine.types import EngineRequest, SequenceDelta
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ class OutletLimits:
     max_unsent_bytes: int = 8 * 1024 * 1024  # of one gateway that doesn't read; then its requests are aborted
     handshake_s: float = 5.0
     status_every_s: float = 0.5
+    # While there is work, of statistics and of block events: no more often, and no later than this.
+    publish_every_s: float = 0.05
     # Of one gateway: which requests have ended, for its word on how much of them counts.
     max_ended: int = 4096
 
@@ -109,6 +114,7 @@ class GatewayLink(asyncio.Protocol):
         if kind == Kind.CHALLENGE and not self.ready.done():
             self.write(frames.frame(Kind.PROOF, self._dialer.prove(payload)))
         elif kind == Kind.WELCOME and not self.ready.done():
+            self._reader.max_payload = frames.MAX_PAYLOAD_BYTES
             self.ready.set_result(None)
         elif kind == Kind.ABORT and self.ready.done():
             for stream_id in frames.read_words(payload):
@@ -117,14 +123,20 @@ class GatewayLink(asyncio.Protocol):
             words = frames.read_words(payload)
             for stream_id, index, num_used in zip(words[::3], words[1::3], words[2::3], strict=False):
                 self._outlet.stop_choice(self, stream_id, index, num_used)
+        elif kind == Kind.SUBMIT and self.ready.done():
+            submission = frames.read_submission(payload)
+            self._outlet.take(self, submission.stream_id, submission.request)
+        elif kind == Kind.SHOW_ALL and self.ready.done():
+            self._outlet.show_all(self)
         else:
             raise FrameError(f"a gateway sent a frame of kind {kind} out of turn")
 
 
 class TokenOutlet:
-    """Sends each request's tokens to the gateway that asked for them, and takes stops and aborts back.
+    """Takes requests from gateways, sends each one's tokens back, and takes stops and aborts.
 
-    `abort(request_id, index)` is the engine's; it must be safe to call for requests that have ended.
+    `submit(request)` and `abort(request_id, index)` are the engine's; the first raises EngineError, the
+    second must be safe to call for requests that have ended.
     `cut(request_id, index, num_used)` hears how many tokens of a choice count that is ended from here.
     """
 
@@ -133,15 +145,19 @@ class TokenOutlet:
         key: bytes,
         *,
         label: tuple[str, str],
+        submit: Callable[[EngineRequest], None],
         abort: Callable[[str, int | None], None],
         status: Callable[[], Status],
         cut: Callable[[str, int, int], None] | None = None,
+        blocks: BlockPublisher[GatewayLink] | None = None,
         limits: OutletLimits | None = None,
     ) -> None:
         self.limits = limits or OutletLimits()
         self._key = key
         self._label = label
+        self._submit = submit
         self._abort = abort
+        self._blocks = blocks
         self._cut = cut or _ignore
         self._status = status
         self._loop = asyncio.get_running_loop()
@@ -151,6 +167,9 @@ class TokenOutlet:
         self._steps: deque[Sequence[SequenceDelta]] = deque()
         self._is_flush_due = False
         self._beat: asyncio.Task[None] | None = None
+        self._publishing: asyncio.TimerHandle | None = None
+        self._published_at = 0.0
+        self._is_draining = False
 
     async def link(self, address: str) -> GatewayLink:
         """The proven connection to a gateway, dialled when there is none.
@@ -182,6 +201,39 @@ class TokenOutlet:
     def accept(self, delivery: Delivery) -> None:
         """Tell the gateway that the engine has taken the request. Written before any of its tokens."""
         delivery.link.write(frames.word_frame(Kind.ACCEPT, [delivery.stream_id]))
+
+    def take(self, link: GatewayLink, stream_id: int, request: EngineRequest) -> None:
+        """A gateway's request: the engine has it, or the gateway is told why not."""
+        if self._is_draining:
+            no = Refusal.of(EngineOverloaded("this replica is about to stop; send the request again"))
+            link.write(frames.refuse_frame(stream_id, no))
+            return
+        if request.request_id in self._deliveries:
+            no = Refusal("InvalidRequest", "a request with this id is running", "request_id")
+            link.write(frames.refuse_frame(stream_id, no))
+            return
+        delivery = self.open(link, stream_id, request.request_id, request.params.n)
+        try:
+            self._submit(request)
+        except EngineError as error:
+            self.forget(delivery)
+            link.write(frames.refuse_frame(stream_id, Refusal.of(error)))
+        else:
+            self.accept(delivery)
+            self._publish_soon()
+
+    def show_all(self, link: GatewayLink) -> None:
+        """A gateway knows nothing of the prefix cache, or has lost the thread."""
+        if self._blocks is not None:
+            for peer, message in self._blocks.whole(link):
+                peer.write(message)
+
+    async def drain(self) -> None:
+        """Take nothing new, tell every gateway, and return when all that runs has ended."""
+        self._is_draining = True
+        self._send_status()
+        while self._deliveries:
+            await asyncio.wait([delivery.done for delivery in self._deliveries.values()])
 
     def forget(self, delivery: Delivery) -> None:
         """Stop routing a request; tokens that still come for it are thrown away."""
@@ -220,6 +272,8 @@ class TokenOutlet:
         """A gateway is gone: nobody will read what its requests still make."""
         for address in [known for known, held in self._links.items() if held is link]:
             del self._links[address]
+        if self._blocks is not None:
+            self._blocks.lose(link)
         for delivery in list(link.deliveries.values()):
             self._give_up(delivery)
 
@@ -227,6 +281,8 @@ class TokenOutlet:
         """Drop all links; requests that still run are aborted."""
         if self._beat is not None:
             self._beat.cancel()
+        if self._publishing is not None:
+            self._publishing.cancel()
         for link in list(self._links.values()):
             link.drop()
             self.lose(link)
@@ -241,9 +297,10 @@ class TokenOutlet:
             link.drop()
             raise ChannelError(f"the gateway at {address} did not answer the handshake") from error
         self._links[address] = link
-        link.write(frames.status_frame(self._status()))
+        link.write(self._status_message())
+        self.show_all(link)
         if self._beat is None:
-            self._beat = asyncio.create_task(self._send_status(), name="token-channel-status")
+            self._beat = asyncio.create_task(self._beat_forever(), name="token-channel-status")
         return link
 
     def _flush(self) -> None:
@@ -251,6 +308,7 @@ class TokenOutlet:
         steps = self._steps
         while steps:
             self._send_step(steps.popleft())
+        self._publish_soon()
 
     def _send_step(self, deltas: Sequence[SequenceDelta]) -> None:
         outputs: dict[GatewayLink, _StepOutput] = {}
@@ -296,12 +354,33 @@ class TokenOutlet:
         if not delivery.done.done():
             delivery.done.set_result(was_delivered)
 
-    async def _send_status(self) -> None:
+    def _publish_soon(self) -> None:
+        if self._publishing is None:
+            wait_s = self._published_at + self.limits.publish_every_s - self._loop.time()
+            self._publishing = self._loop.call_later(max(wait_s, 0.0), self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = None
+        self._published_at = self._loop.time()
+        self._send_status()
+        if self._blocks is not None:
+            for link, message in self._blocks.news():
+                link.write(message)
+
+    async def _beat_forever(self) -> None:
         while True:
             await asyncio.sleep(self.limits.status_every_s)
-            message = frames.status_frame(self._status())
-            for link in list(self._links.values()):
-                link.write(message)
+            self._send_status()
+
+    def _send_status(self) -> None:
+        message = self._status_message()
+        for link in list(self._links.values()):
+            link.write(message)
+
+    def _status_message(self) -> bytes:
+        status = self._status()
+        status.is_draining = self._is_draining
+        return frames.status_frame(status)
 
 
 def _ignore(request_id: str, index: int, num_used: int) -> None:

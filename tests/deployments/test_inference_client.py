@@ -1,0 +1,302 @@
+"""Requests on their way to one of several replicas, over real sockets, with scripted engine sides."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from footplate.deployments import inference_client
+from footplate.deployments.channel.frames import Status
+from footplate.deployments.channel.hub import TokenHub
+from footplate.deployments.channel.outlet import GatewayLink, OutletLimits, TokenOutlet
+from footplate.deployments.channel.publisher import BlockPublisher
+from footplate.deployments.inference_client import ChannelInferenceClient
+from footplate.deployments.replica_board import ReplicaBoard
+from footplate.engine.errors import EngineDead, EngineError, EngineOverloaded, InvalidRequest
+from footplate.engine.kv.block_log import BlockChanges, BlockLog
+from footplate.engine.prefix import PrefixHasher
+from footplate.engine.types import (
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    ModelCard,
+    SamplingParams,
+)
+from footplate.routing.router import Router
+from footplate.routing.types import ReplicaId
+from tests.deployments.test_channel import KEY, asynchronous, token, until
+
+PROMPT = list(range(640))
+HASHER = PrefixHasher(b"prefix", 16)
+
+
+class Replica:
+    """An engine side: what it was asked is in `taken`; `refusal` is its answer to everything."""
+
+    def __init__(self, index: int) -> None:
+        self.taken: list[EngineRequest] = []
+        self.aborted: list[str] = []
+        self.refusal: EngineError | None = None
+        self.running = 0
+        self.log = BlockLog()
+        self.cached: dict[bytes, None] = {}
+        self.outlet = TokenOutlet(
+            KEY,
+            label=("m", str(index)),
+            submit=self._submit,
+            abort=lambda request_id, _: self.aborted.append(request_id),
+            status=lambda: Status(0.0, EngineStats(running=self.running)),
+            blocks=BlockPublisher[GatewayLink](self._changes),
+            limits=OutletLimits(status_every_s=0.01, publish_every_s=0.005),
+        )
+
+    def cache(self, ids: list[int], scope: bytes) -> None:
+        for key in HASHER.chain(ids, scope):
+            self.cached[key] = None
+            self.log.store(key)
+        self.outlet._publish_soon()
+
+    def say(self, request: EngineRequest, *ids: int, finish: FinishReason | None = None) -> None:
+        self.outlet.deliver([token(request.request_id, *ids, finish=finish)])
+
+    def _submit(self, request: EngineRequest) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.taken.append(request)
+
+    def _changes(self, whole: bool) -> BlockChanges:
+        changes = None if whole else self.log.take()
+        if changes is None:
+            self.log.turn_on()
+            return BlockChanges(tuple(self.cached), is_all=True)
+        return changes
+
+
+class Application:
+    """The model's Serve application: its replicas attach when they are asked to."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self.replicas = replicas
+
+    async def attach(self, address: str) -> list[ModelCard]:
+        for replica in self.replicas:
+            await replica.outlet.link(address)
+        return [ModelCard("m", "", 4096, 4096, 1000, "", "")]
+
+
+class Fleet:
+    """A client and its replicas."""
+
+    def __init__(self, hub: TokenHub, replicas: list[Replica]) -> None:
+        self.hub = hub
+        self.replicas = replicas
+        self.board = ReplicaBoard(b"prefix", new_router=lambda size: Router(size, rng=random.Random(1)))
+        self.client = ChannelInferenceClient(
+            hub, ["m"], lambda _: Application(replicas), self.board, accept_s=3.0, refresh_s=0.02
+        )
+
+    async def start(self) -> None:
+        self.client.start()
+        await until(lambda: len(self.board.links("m")) == len(self.replicas))
+
+    def knows(self, replica: Replica, num_keys: int) -> bool:
+        name = ReplicaId(str(self.replicas.index(replica)))
+        keys = HASHER.chain(PROMPT, b"tenant")
+        router = self.board._models["m"].router
+        return dict(router.index.match(keys)).get(name, 0) == num_keys
+
+    def who_took(self, request_id: str) -> Replica | None:
+        return next((r for r in self.replicas if any(t.request_id == request_id for t in r.taken)), None)
+
+
+@asynccontextmanager
+async def fleet_of(tmp_path: Path, count: int) -> AsyncIterator[Fleet]:
+    hub = TokenHub(KEY)
+    await hub.start(f"unix:{tmp_path}/hub.sock")
+    fleet = Fleet(hub, [Replica(index) for index in range(count)])
+    await fleet.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.client.close()
+        for replica in fleet.replicas:
+            await replica.outlet.close()
+        await hub.close()
+
+
+def asked(request_id: str, ids: list[int] = PROMPT, scope: bytes = b"tenant") -> EngineRequest:
+    return EngineRequest(request_id, ids, SamplingParams(max_tokens=8), scope)
+
+
+@asynchronous
+async def test_a_request_goes_where_its_tenants_prefix_is(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 4) as fleet:
+        holder = fleet.replicas[2]
+        holder.cache(PROMPT[:480], b"tenant")
+        await until(lambda: fleet.knows(holder, 30))
+        for number in range(3):
+            await fleet.client.submit("m", asked(f"own{number}"))
+            assert fleet.who_took(f"own{number}") is holder
+        # Another tenant's blocks say nothing: its requests spread as if nothing were cached.
+        for number in range(12):
+            prompt = [number, *PROMPT]
+            await fleet.client.submit("m", asked(f"other{number}", prompt, b"neighbour"))
+        assert len({fleet.who_took(f"other{number}") for number in range(12)}) > 1
+
+
+@asynchronous
+async def test_a_neighbours_prefix_draws_no_request_in_either_direction(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2) as fleet:
+        first, second = fleet.replicas
+        first.cache(PROMPT, b"a")
+        second.cache(PROMPT, b"b")
+        await until(lambda: len(fleet.board._models["m"].router.index) == 80)
+        for number in range(4):
+            await fleet.client.submit("m", asked(f"a{number}", scope=b"a"))
+            await fleet.client.submit("m", asked(f"b{number}", scope=b"b"))
+            assert fleet.who_took(f"a{number}") is first
+            assert fleet.who_took(f"b{number}") is second
+
+
+@asynchronous
+async def test_a_refusing_replica_is_followed_by_the_next_and_all_refusals_are_one(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 3) as fleet:
+        holder, *others = fleet.replicas
+        holder.cache(PROMPT, b"tenant")
+        await until(lambda: fleet.knows(holder, 40))
+        holder.refusal = EngineOverloaded("full")
+        generation = await fleet.client.submit("m", asked("r"))
+        assert fleet.who_took("r") in others
+        assert generation.engine in ("1", "2")
+        for other in others:
+            other.refusal = EngineOverloaded("full too", 7.0)
+        with pytest.raises(EngineOverloaded):
+            await fleet.client.submit("m", asked("s"))
+        # What is wrong with the request is wrong everywhere.
+        holder.refusal = InvalidRequest("too hot", "temperature")
+        with pytest.raises(InvalidRequest, match="too hot") as caught:
+            await fleet.client.submit("m", asked("t"))
+        assert caught.value.param == "temperature"
+
+
+@asynchronous
+async def test_a_request_without_a_token_survives_its_replica_and_one_with_a_token_does_not(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of(tmp_path, 2) as fleet:
+        generation = await fleet.client.submit("m", asked("r"))
+        first = fleet.who_took("r")
+        assert first is not None
+        [second] = [replica for replica in fleet.replicas if replica is not first]
+        first.refusal = EngineDead("gone")
+        reading = asyncio.create_task(generation.next())
+        await asyncio.sleep(0)
+        await first.outlet.close()
+        await until(lambda: second.taken)
+        second.say(second.taken[0], 5)
+        assert [delta.token_ids for delta in await reading] == [(5,)]
+        assert generation.engine == str(fleet.replicas.index(second))
+        assert fleet.client.num_moved == 1
+        # Once is enough, and what the client has read can't be taken back.
+        await second.outlet.close()
+        with pytest.raises(EngineDead):
+            await generation.next()
+
+
+@asynchronous
+async def test_when_all_are_dead_the_replacement_is_waited_for(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 1) as fleet:
+        [old] = fleet.replicas
+        old.cache(PROMPT, b"tenant")
+        await until(lambda: fleet.knows(old, 40))
+        fleet.replicas.clear()
+        await old.outlet.close()
+        await until(lambda: not fleet.board.links("m"))
+        asking = asyncio.create_task(fleet.client.submit("m", asked("r")))
+        await asyncio.sleep(0)
+        replacement = Replica(0)
+        fleet.replicas.append(replacement)
+        await asking
+        assert replacement.taken
+        # It has its predecessor's name, and nothing of its cache.
+        assert fleet.knows(replacement, 0)
+
+
+@asynchronous
+async def test_a_draining_replica_ends_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2) as fleet:
+        generation = await fleet.client.submit("m", asked("r"))
+        old = fleet.who_took("r")
+        assert old is not None
+        draining = asyncio.create_task(old.outlet.drain())
+        await until(lambda: len(fleet.board.links("m")) == 1)
+        for number in range(5):
+            await fleet.client.submit("m", asked(f"new{number}"))
+            assert fleet.who_took(f"new{number}") is not old
+        assert not draining.done()
+        old.say(old.taken[0], 1, finish=FinishReason.STOP)
+        assert [delta.token_ids for delta in await generation.next()] == [(1,)]
+        await draining
+
+
+@asynchronous
+async def test_a_replica_that_gives_no_answer_is_passed_over_until_it_is_heard_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_client, "ANSWER_S", 0.02)
+    async with fleet_of(tmp_path, 2) as fleet:
+        silent, other = fleet.replicas
+        silent.cache(PROMPT, b"tenant")
+        await until(lambda: fleet.knows(silent, 40))
+        take = silent.outlet.take
+        silent.outlet.take = lambda *_: None  # type: ignore[method-assign]
+        await fleet.client.submit("m", asked("r"))
+        assert fleet.who_took("r") is other
+        silent.outlet.take = take  # type: ignore[method-assign]
+        # It has told all of its blocks anew.
+        await until(lambda: fleet.knows(silent, 40))
+        await fleet.client.submit("m", asked("s"))
+        assert fleet.who_took("s") is silent
+
+
+@asynchronous
+async def test_a_lost_event_is_made_good_by_the_whole(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2) as fleet:
+        holder = fleet.replicas[0]
+        holder.cache(PROMPT[:160], b"tenant")
+        await until(lambda: fleet.knows(holder, 10))
+        # An event that this gateway never gets.
+        [link] = holder.outlet._links.values()
+        assert holder.outlet._blocks is not None
+        holder.outlet._blocks._next[link] += 1
+        holder.cache(PROMPT[:320], b"tenant")
+        await until(lambda: fleet.knows(holder, 20))
+        assert fleet.board.index_sizes()["m"] == (20, 1)
+
+
+@asynchronous
+async def test_who_leaves_before_the_answer_leaves_nothing_running(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 1) as fleet:
+        [replica] = fleet.replicas
+        take = replica.outlet.take
+        held: list[object] = []
+        replica.outlet.take = lambda *submission: held.append(submission)  # type: ignore[method-assign,func-returns-value]
+        asking = asyncio.create_task(fleet.client.submit("m", asked("r")))
+        await until(lambda: held)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        take(*held[0])  # type: ignore[misc]
+        await until(lambda: replica.aborted == ["r"])
+
+
+@asynchronous
+async def test_an_unknown_model_has_no_engine(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 1) as fleet:
+        with pytest.raises(EngineDead, match="no model named"):
+            await fleet.client.submit("nobody", asked("r"))
