@@ -17,7 +17,7 @@ class BlockChanges:
 
 
 class BlockLog:
-    """Changes since they were last taken; of each block only the last. Nothing is kept until it is turned on."""
+    """Changes since they were last taken; of each block only the last. Kept from `turn_on` on."""
 
     def __init__(self) -> None:
         self._changes: dict[bytes, bool] | None = None
