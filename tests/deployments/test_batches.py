@@ -185,10 +185,17 @@ async def test_a_bad_file_fails_before_anything_runs_and_says_why(run: Run) -> N
         ended = await rig.until(unknown["id"], "failed")
         assert [each["code"] for each in ended["errors"]["data"]] == ["model_not_found"]
         assert rig.engine.requests == [] and rig.metered.rows() == []
+        async with rig.http() as http:
+            keyed = await http.post("/batches", json={}, headers={"idempotency-key": "k"})
+            assert (keyed.status_code, keyed.json()["error"]["code"]) == (400, "unsupported_parameter")
+        rig.keys.principals[OTHER_KEY] = replace(
+            rig.keys.principals[OTHER_KEY], tenant_quota=Quota(requests_per_minute=0)
+        )
+        assert (await rig.create(file_id, OTHER_KEY)).json()["error"]["code"] == "insufficient_quota"
         refusals = (
             ({"endpoint": "/v1/embeddings"}, "endpoint"),
             ({"completion_window": "1h"}, "completion_window"),
-            ({"input_file_id": "file-nobody"}, "input_file_id"),
+            ({"file_id": "file-nobody"}, "input_file_id"),
             ({"metadata": {"k": "v" * 513}}, "metadata"),
             ({"metadata": {str(n): "v" for n in range(17)}}, "metadata"),
             (
@@ -198,11 +205,7 @@ async def test_a_bad_file_fails_before_anything_runs_and_says_why(run: Run) -> N
             ({"unknown": 1}, "unknown"),
         )
         for fields, param in refusals:
-            answer = (
-                await rig.create(**{"file_id": file_id, **{k: v for k, v in fields.items()}})
-                if ("input_file_id" not in fields)
-                else await rig.create("file-nobody")
-            )
+            answer = await rig.create(**{"file_id": file_id, **fields})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -370,20 +373,24 @@ async def test_an_answer_that_a_lost_worker_had_kept_is_billed_and_not_run_again
 
 
 async def test_a_worker_that_lost_its_line_keeps_and_bills_nothing_of_it(run: Run, metered: Metered) -> None:
+    """Though it is the first to have an answer: what is delivered and billed is the holder's."""
     async with run() as slow:
         slow.engine.script.hold_after = 2
         batch = await slow.begin(line("a"))
         await until(lambda: any(each.num_steps == 2 for each in slow.engine.generations))
         stand_still(slow)
-        async with run() as other:
-            other.sql("update batches.lines set leased_until = now() - interval '1 s'")
-            await other.until(batch["id"], "completed")
-        # It wakes, and has an answer of its own.
-        release(slow)
-        await until(lambda: slow.service.num_running == 0)
-    assert [(row.state, row.is_estimated, row.amount) for row in metered.rows()] == [
-        (COMPLETED, False, FULL // 2)
-    ]
+        async with run() as holder:
+            holder.engine.script = Script([500] * 3, hold_after=1)
+            holder.sql("update batches.lines set leased_until = now() - interval '1 s'")
+            await until(lambda: holder.engine.generations)
+            release(slow)
+            await until(lambda: slow.service.num_running == 0 and metered.rows())
+            assert [(row.output, row.is_estimated) for row in metered.rows()] == [(NUM_OUTPUT, True)]
+            holder.engine.script.goes_on.set()
+            ended = await holder.until(batch["id"], "completed")
+            [output] = await holder.lines_of(ended["output_file_id"])
+            assert output["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert [(row.state, row.is_estimated, row.output) for row in metered.rows()] == [(COMPLETED, False, 3)]
 
 
 async def test_work_that_is_given_back_at_a_stop_goes_on_at_the_next_start(

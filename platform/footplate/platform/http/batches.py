@@ -14,7 +14,7 @@ from footplate.platform.batches.desk import NO_SUCH_BATCH, BatchDesk
 from footplate.platform.batches.states import OVER
 from footplate.platform.batches.values import WINDOW, Batch, BatchStatus, NewBatch
 from footplate.platform.errors import NotThere
-from footplate.platform.http.files import add_routes, read_expiry
+from footplate.platform.http.files import add_routes, read_expiry, refuse_idempotency_key
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.lists import is_id, read_page, shown_list
 from footplate.platform.http.schemas import Body, Metadata, parse_body
@@ -52,6 +52,8 @@ def add_batches(app: FastAPI, gateway: Gateway, desk: BatchDesk) -> None:
 async def create_batch(gateway: Gateway, desk: BatchDesk, request: Request) -> Response:
     """Begin a batch of an uploaded file."""
     principal = await gateway.authenticate(request)
+    gateway.admission.refuse_at_once(principal)
+    refuse_idempotency_key(request)
     body = parse_body(CreateBatchBody, await request.body())
     if body.endpoint not in LINE_ENDPOINTS:
         raise InvalidRequest(f"Batches are served for {' and '.join(LINE_ENDPOINTS)} only.", "endpoint")

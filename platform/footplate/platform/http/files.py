@@ -26,6 +26,7 @@ from footplate.platform.http.edge import EdgeLimits
 from footplate.platform.http.gateway import Gateway
 from footplate.platform.http.lists import is_id, read_page, shown_list
 from footplate.platform.http.multipart import MultipartParser, PartBegin, PartEnd, boundary_of
+from footplate.platform.idempotency import HEADER
 
 PATH = "/v1/files"
 MAX_FIELD_BYTES = 1_000
@@ -78,6 +79,7 @@ def add_routes(
 async def create_file(gateway: Gateway, desk: BatchDesk, request: Request) -> Response:
     """Upload a file: multipart/form-data with `purpose` and `file`, in any order."""
     principal = await gateway.authenticate(request)
+    refuse_idempotency_key(request)
     parser = MultipartParser(boundary_of(request.headers.get("content-type", "")))
     form = _Form(desk, principal.tenant_id)
     try:
@@ -150,6 +152,13 @@ def read_expiry(anchor: Any, seconds: Any, param: str) -> int:
     if not (isinstance(seconds, int) and MIN_KEPT_S <= seconds <= MAX_KEPT_S):
         raise InvalidRequest(f"seconds must be from {MIN_KEPT_S} to {MAX_KEPT_S}.", f"{param}.seconds")
     return seconds
+
+
+def refuse_idempotency_key(request: Request) -> None:
+    """Raises UnsupportedParameter rather than let a client believe that a repeat would do nothing."""
+    if HEADER.lower() in request.headers:
+        message = f"{HEADER} is not supported here: list what is there before you send it again."
+        raise UnsupportedParameter(message, HEADER)
 
 
 def _file_id(request: Request) -> str:
