@@ -20,6 +20,7 @@ from footplate.deployments.replica_board import ReplicaBoard
 from footplate.deployments.serve_handle import find_serve_handle
 from footplate.deployments.specs import GatewaySpec
 from footplate.platform.ports import InferenceClient
+from footplate.platform.routing_metrics import RoutingMetrics
 from footplate.tenancy.secrets import MasterKey
 
 AppBuilder = Callable[[GatewaySpec, InferenceClient], Awaitable[Any]]
@@ -37,12 +38,17 @@ class Gateway:
         if address.startswith("unix:"):
             address = f"{address.rstrip('/')}/gateway-{os.getpid()}.sock"
         await self._hub.start(address)
-        board = ReplicaBoard(master_key.derive(PREFIX_PURPOSE))
+        metrics = RoutingMetrics()
+        board = ReplicaBoard(master_key.derive(PREFIX_PURPOSE), metrics=metrics)
         self._client = ChannelInferenceClient(self._hub, spec.models, find_serve_handle, board)
+        metrics.index_sizes, metrics.num_moved = board.index_sizes, lambda: self._client.num_moved
         self._client.start()
         module_name, _, name = spec.app_builder.partition(":")
         builder = cast(AppBuilder, getattr(importlib.import_module(module_name), name))
         self._app = await builder(spec, self._client)
+        endpoints = getattr(getattr(self._app, "state", None), "gateway", None)
+        if endpoints is not None:
+            endpoints.metrics.add(metrics)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

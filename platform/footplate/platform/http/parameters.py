@@ -155,7 +155,17 @@ def engine_request(
         tenant=principal.tenant_id,
         weight=terms.weight,
         priority=terms.priority + (body.priority or 0),
+        session=session_key(principal, body.prompt_cache_key),
     )
+
+
+def session_key(principal: Principal, prompt_cache_key: str | None) -> bytes:
+    """What keeps requests with one `prompt_cache_key` on one replica: of this tenant, and of no other."""
+    if prompt_cache_key is None:
+        return b""
+    key = hashlib.blake2b(principal.cache_scope, digest_size=32).digest()
+    named = prompt_cache_key.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(named, key=key, digest_size=16, person=b"session").digest()
 
 
 def _given(value: float | None, default: float) -> float:
