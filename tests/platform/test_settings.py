@@ -110,6 +110,8 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         ),
         ("ray: {address: mars}\n", 1, "ray.address", "ray://"),
         ("storage:\n  redis_url: http://x\n", 2, "storage.redis_url", "redis://"),
+        ("storage:\n  files_url: some/folder\n", 2, "storage.files_url", "s3://"),
+        ("batches:\n  lease_s: 0\n", 2, "batches.lease_s", "2"),
         ("billing: {timezone: Mars/Base}\n", 1, "billing.timezone", "time zone"),
         ("routes:\n  - {name: auto, cascade: {small: a, large: b}}\n", 1, "routes", "not available"),
         ("billing:\n  prices: nowhere.yaml\n", 2, "billing.prices", "can't be read"),

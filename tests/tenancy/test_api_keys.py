@@ -192,6 +192,19 @@ def test_a_revoked_key_works_for_at_most_two_seconds() -> None:
     assert asyncio.run(world.keys.authenticate(key)) is None
 
 
+def test_work_accepted_under_a_key_is_its_holders_for_as_long_as_the_key_opens() -> None:
+    """By the public id alone, and no longer than a request with the secret would be let in."""
+    world = World()
+    key = world.new_key()
+    public_id = key.split("_")[1]
+    holder = asyncio.run(world.keys.holder_of(public_id))
+    assert holder is not None and holder == asyncio.run(world.keys.authenticate(key))
+    assert asyncio.run(world.keys.holder_of("000000000000")) is None
+    world.store.revoke_key(public_id, world.now)
+    world.seconds = 2.0
+    assert asyncio.run(world.keys.holder_of(public_id)) is None
+
+
 def test_a_new_key_works_at_most_two_seconds_after_it_was_first_tried() -> None:
     world = World()
     key = make_key(PEPPER)
