@@ -316,6 +316,20 @@ async def test_what_never_works_ends_in_the_error_file_and_costs_nothing(run: Ru
         assert [(row.output, row.amount) for row in rig.metered.rows()] == [(0, None)]
 
 
+async def test_a_line_that_takes_its_workers_with_it_is_given_up(run: Run) -> None:
+    async with run() as rig:
+        rig.engine.script.refusal = EngineOverloaded("full", 1)
+        batch = await rig.begin(line("killer"), line("b"))
+        await until(lambda: rig.sql("select 1 from batches.batches where not_before is not null"))
+        rig.sql("update batches.lines set lost_attempts = array_fill(99, array[10]) where number = 1")
+        rig.engine.script.refusal = None
+        ended = await rig.until(batch["id"], "completed")
+        assert ended["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+        [error] = await rig.lines_of(ended["error_file_id"])
+        assert (error["custom_id"], error["response"]["status_code"]) == ("killer", 500)
+        assert len(rig.engine.generations) == 1
+
+
 def stand_still(rig: BatchRig) -> None:
     """Nothing more is heard of a worker, though what it has begun goes on."""
     assert rig.service._worker is not None

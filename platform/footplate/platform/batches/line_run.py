@@ -22,7 +22,7 @@ import msgspec
 from footplate.billing.usage import BatchId, EventId
 from footplate.platform.batches.lines import ReadLine, read_line
 from footplate.platform.batches.results import KeptResult, answered_line, tokens_of
-from footplate.platform.batches.retries import Later, judge
+from footplate.platform.batches.retries import Later, is_hopeless, judge
 from footplate.platform.batches.store import BatchQueue, ByteStore
 from footplate.platform.batches.threads import StoreThreads
 from footplate.platform.batches.values import ClaimedLine, LineEnd
@@ -111,8 +111,11 @@ async def run_line(work: LineWork, held: HeldLine) -> LineEnd | Later | None:
     )
     read = _read(data)
     principal = await work.keys.find(line.key_id)
-    if read is None or principal is None or not _may_run(principal, line):
-        return await _refuse(work, held, read)
+    if read is None or is_hopeless(line.num_failures, len(line.lost_attempts)):
+        return await _refuse(work, held, read, RuntimeError())
+    if principal is None or not _may_run(principal, line):
+        message = "The key that made this batch is revoked, expired, or its tenant suspended."
+        return await _refuse(work, held, read, AuthenticationFailed(message))
     caller = InProcessCaller(principal, held.attempt)
 
     async def keep(body: bytes) -> None:
@@ -151,15 +154,11 @@ def _read(data: bytes | None) -> ReadLine | None:
         return None
 
 
-async def _refuse(work: LineWork, held: HeldLine, read: ReadLine | None) -> LineEnd:
-    """For what never gets to an endpoint: its key is no more, or the file has changed under it."""
-    if read is None:
-        found = api_error(RuntimeError())
-        read = ReadLine("", b"")
-    else:
-        message = "The key that made this batch is revoked, expired, or its tenant suspended."
-        found = api_error(AuthenticationFailed(message))
-    return await _keep_refusal(work, held, read, InProcessAnswer(found.status, found.encode()))
+async def _refuse(work: LineWork, held: HeldLine, read: ReadLine | None, reason: Exception) -> LineEnd:
+    """For what gets to no endpoint: its file has changed, its key is no more, or it has no hope."""
+    found = api_error(reason)
+    answer = InProcessAnswer(found.status, found.encode())
+    return await _keep_refusal(work, held, read or ReadLine("", b""), answer)
 
 
 async def _keep_refusal(work: LineWork, held: HeldLine, read: ReadLine, answer: InProcessAnswer) -> LineEnd:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 MAX_FAILURES = 3
 MAX_WAIT_S = 300.0
+# Of its workers, before a line is taken for what kills them.
+MAX_LOST = 10
 # After the server itself has failed.
 FAILED_WAIT_S = 2.0
 
@@ -30,6 +32,11 @@ def judge(status: int, headers: Mapping[str, str], num_failures: int) -> Later |
     if status >= 500 and num_failures + 1 < MAX_FAILURES:
         return Later(FAILED_WAIT_S * (num_failures + 1), is_failure=True)
     return None
+
+
+def is_hopeless(num_failures: int, num_lost: int) -> bool:
+    """Whether a line has failed or taken its worker with it so often that it is not begun again."""
+    return num_failures >= MAX_FAILURES or num_lost >= MAX_LOST
 
 
 def _seconds(text: str | None) -> float:
