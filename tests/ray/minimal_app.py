@@ -35,7 +35,7 @@ class MinimalApp:
             await answer(send, 200, sorted(self._client.models()))
         elif scope["path"] == "/stats":
             stats = {
-                f"{m}/{e}": [s.running, s.steps, dict(s.finished)]
+                f"{m}/{e}": [s.running, s.steps, dict(s.finished), s.prefix_queries, s.prefix_hits]
                 for (m, e), s in self._client.stats().items()
             }
             await answer(send, 200, stats)

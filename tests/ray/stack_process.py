@@ -24,11 +24,13 @@ APP = "tests.ray.minimal_app:build"
 
 def main(data_dir: str, port: str, source: str) -> None:
     """Start, say so, wait for the end of standard input, stop."""
-    model = ModelSpec("scripted", source, EngineConfig(max_num_seqs=64, max_waiting=2), loader=LOADER)
+    config = EngineConfig(max_num_seqs=64, max_waiting=2)
+    model = ModelSpec("scripted", source, config, loader=LOADER)
+    pair = ModelSpec("pair", source, config, loader=LOADER, min_replicas=2, max_replicas=2)
     plan = RunPlan(
         data_dir=Path(data_dir),
         port=int(port),
-        models=(model,),
+        models=(model, pair),
         database_url="",
         redis_url="",
         app_builder=APP,
@@ -49,7 +51,7 @@ def main(data_dir: str, port: str, source: str) -> None:
 def _lists_model(base_url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{base_url}/models", timeout=2) as response:
-            return json.load(response) == ["scripted"]
+            return json.load(response) == ["pair", "scripted"]
     except OSError:
         return False
 

@@ -58,6 +58,11 @@ class Stack:
         found = (json.loads(line) for line in lines)
         return {event["event"]: event["at"] for event in found if event["request_id"] == request_id}
 
+    def pid_of(self, request_id: str) -> int:
+        """The process of the engine that a request was added to."""
+        lines = map(json.loads, self.journal.read_text().splitlines())
+        return next(int(line["pid"]) for line in lines if line["request_id"] == request_id)
+
     def await_event(self, request_id: str, event: str, timeout_s: float = 10) -> float:
         assert wait_until(lambda: event in self.events(request_id), timeout_s), self.events(request_id)
         return self.events(request_id)[event]
@@ -65,14 +70,20 @@ class Stack:
     def gateway_pids(self) -> list[int]:
         return [pid for pid in find_processes(self.paths.mark, str(self.paths.run_dir)) if is_gateway(pid)]
 
-    def engine_pids(self) -> list[int]:
+    def engine_pids(self, model: str = "scripted") -> list[int]:
         """Replica processes of the model's application; the gateway's title names another deployment."""
-        return [pid for pid in find_processes(self.paths.mark, str(self.paths.run_dir)) if is_engine(pid)]
+        found = find_processes(self.paths.mark, str(self.paths.run_dir))
+        return [pid for pid in found if is_engine(pid, model)]
+
+    def statistics(self) -> dict[str, Any]:
+        """By model and engine: running, steps, ends by reason, prompt tokens and those found cached."""
+        with urllib.request.urlopen(f"{self.url}/stats", timeout=5) as response:
+            return dict(json.load(response))
 
 
-def is_engine(pid: int) -> bool:
+def is_engine(pid: int, model: str) -> bool:
     try:
-        return b"ServeReplica:scripted:Engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return f"ServeReplica:{model}:Engine".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -242,13 +253,46 @@ def test_a_frozen_replica_ends_its_streams_in_seconds(stack: Stack) -> None:
 
 
 def test_statistics_of_the_replica_reach_the_gateway(stack: Stack) -> None:
-    def seen() -> dict[str, Any]:
-        with urllib.request.urlopen(f"{stack.url}/stats", timeout=5) as response:
-            return dict(json.load(response))
-
     with stack.post(max_tokens=2) as response:
         response.read()
-    assert wait_until(lambda: seen().get("scripted/0", [0, 0, {}])[1] > 0, 5), seen()
+    assert wait_until(lambda: stack.statistics().get("scripted/0", [0, 0, {}])[1] > 0, 5)
+
+
+def test_when_one_of_two_replicas_is_killed_the_other_takes_over_and_the_prefix_with_it(stack: Stack) -> None:
+    """Only the killed one's streams end; new ones flow at once, and one replica holds the prefix again."""
+    prompt = list(range(1, 401))
+    both = set(stack.engine_pids("pair"))
+    assert len(both) == 2
+
+    def ask(request_id: str, max_tokens: int = 2, prompt: list[int] = prompt) -> Any:
+        return stack.post(id=request_id, model="pair", prompt=prompt, max_tokens=max_tokens)
+
+    def found_tokens() -> int:
+        return sum(each[4] for name, each in stack.statistics().items() if name.startswith("pair/"))
+
+    def rounds(name: str) -> set[int]:
+        """Who answers eight requests with one prefix, once the first has brought it."""
+        for number in range(8):
+            with ask(f"{name}-{number}") as response:
+                response.read()
+        return {stack.pid_of(f"{name}-{number}") for number in range(1, 8)}
+
+    before = found_tokens()
+    [holder] = rounds("first")
+    assert wait_until(lambda: found_tokens() - before >= 7 * 400, 10)
+    with ask("on-holder", 1500) as response, ask("beside", 60, [7]) as other:
+        assert response.readline().startswith(b"data: ")
+        assert other.readline().startswith(b"data: ")
+        assert {stack.pid_of("on-holder"), stack.pid_of("beside")} == both
+        os.kill(holder, signal.SIGKILL)
+        killed_at = time.monotonic()
+        with ask("after") as after:
+            assert len(events_of(after)) == 3
+        assert time.monotonic() - killed_at < 2.0
+        assert "lost" in json.loads(events_of(response)[-2])["error"]
+        assert len(events_of(other)) == 60
+    [successor] = rounds("second")
+    assert successor != holder
 
 
 def test_only_loopback_is_bound_by_http_listeners(stack: Stack) -> None:

@@ -1,25 +1,30 @@
 """An engine with a script in place of a model: one token per running sequence and step, at a set pace.
 
 It stands in for the real engine wherever the road of the tokens is the subject: tests of the Serve stack and
-the benchmark of the token path. Its source reads `scripted:step_ms=2,journal=/file`; the journal gets a JSON
-line for each request added, aborted or finished, with the step and the monotonic time.
+the benchmark of the token path. It remembers the blocks of the prompts it had, and does nothing with them.
+Its source reads `scripted:step_ms=2,journal=/file`; the journal gets a JSON line for each request added,
+aborted or finished, with the process, the step and the monotonic time.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from footplate.deployments.engine_port import DeliverTokens
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import EngineDead, EngineOverloaded, InvalidRequest, LoadError, RequestTooLarge
-from footplate.engine.kv.block_log import BlockChanges
+from footplate.engine.kv.block_log import BlockChanges, BlockLog
+from footplate.engine.prefix import PrefixHasher
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
 
 DEFAULT_MAX_TOKENS = 16
+MAX_CACHED_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class _Running:
 @dataclass(slots=True)
 class _Counters:
     steps: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: dict[str, int] = field(default_factory=dict)
@@ -77,7 +84,9 @@ class ScriptedEngine:
     dtype = "scripted"
     fingerprint = "fp_scripted"
 
-    def __init__(self, script: Script, config: EngineConfig, deliver: DeliverTokens) -> None:
+    def __init__(
+        self, script: Script, config: EngineConfig, deliver: DeliverTokens, prefix_key: bytes = b""
+    ) -> None:
         self.max_model_len = script.max_model_len
         self.kv_tokens = script.max_model_len * config.max_num_seqs
         self.vocab_size = script.vocab_size
@@ -89,6 +98,9 @@ class ScriptedEngine:
         # Ends of what was aborted, for the next delivery.
         self._aborted: list[SequenceDelta] = []
         self._counters = _Counters()
+        self._hasher = PrefixHasher(prefix_key, config.block_size)
+        self._cached: OrderedDict[bytes, None] = OrderedDict()
+        self._log = BlockLog()
         self._work = threading.Event()
         self._is_over = False
         self._beat_at = time.monotonic()
@@ -107,7 +119,7 @@ class ScriptedEngine:
         """Start the thread and give the engine, after the script's loading time."""
         script = Script.parse(source)
         time.sleep(script.load_ms / 1000)
-        return ScriptedEngine(script, config, deliver)
+        return ScriptedEngine(script, config, deliver, prefix_key)
 
     def add(self, request: EngineRequest) -> None:
         max_tokens = request.params.max_tokens or DEFAULT_MAX_TOKENS
@@ -125,6 +137,7 @@ class ScriptedEngine:
                 raise EngineOverloaded(f"{len(self._running)} requests are waiting or running; try later")
             self._running[request.request_id] = _Running(request, max_tokens, set(range(request.params.n)))
             self._counters.prompt_tokens += num_prompt
+            self._remember(request)
             self._note("add", request.request_id)
         self._work.set()
 
@@ -150,6 +163,8 @@ class ScriptedEngine:
             kv_blocks_total=self.kv_tokens // self._config.block_size,
             kv_blocks_used=running,
             block_size=self._config.block_size,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             steps=counters.steps,
@@ -157,8 +172,13 @@ class ScriptedEngine:
         )
 
     def block_changes(self, *, whole: bool = False) -> BlockChanges:
-        """It caches nothing."""
-        return BlockChanges(is_all=whole)
+        """As `ReplicaEngine.block_changes`."""
+        with self._lock:
+            changes = None if whole else self._log.take()
+            if changes is None:
+                self._log.turn_on()
+                return BlockChanges(tuple(self._cached), is_all=True)
+            return changes
 
     def heartbeat_age_s(self) -> float:
         return time.monotonic() - self._beat_at
@@ -205,6 +225,16 @@ class ScriptedEngine:
                     self._finish(request_id, FinishReason.LENGTH)
         return deltas
 
+    def _remember(self, request: EngineRequest) -> None:
+        keys = self._hasher.chain(request.prompt_token_ids, request.cache_scope)
+        self._counters.prefix_queries += len(request.prompt_token_ids)
+        self._counters.prefix_hits += sum(key in self._cached for key in keys) * self._hasher.block_size
+        for key in keys:
+            self._cached[key] = None
+            self._log.store(key)
+        while len(self._cached) > MAX_CACHED_BLOCKS:
+            self._log.evict(self._cached.popitem(last=False)[0])
+
     def _end_all(self) -> None:
         with self._lock:
             left, self._running = self._running, {}
@@ -228,6 +258,7 @@ class ScriptedEngine:
         line = {
             "event": event,
             "request_id": request_id,
+            "pid": os.getpid(),
             "step": self._counters.steps,
             "at": time.monotonic(),
         }
