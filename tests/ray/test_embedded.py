@@ -259,7 +259,7 @@ def test_the_key_store_on_postgres(paths: RunPaths, postgres: Callable[[], Embed
     try:
         store = PostgresKeyStore(engine)
         with engine.connect() as connection:
-            assert schema.version(connection) == "0002"
+            assert schema.version(connection) == "0003"
         tenant = store.create_tenant("team")
         with pytest.raises(NameTaken):
             store.create_tenant("team")
