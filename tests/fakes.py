@@ -38,6 +38,7 @@ class Script:
     engine: str = "0"  # which engine of the model accepts
     steps_unseen: int = 0  # how many steps were made when a cancel reaches the engine
     loses_count: bool = False  # nobody says what was made when it did
+    logprob: float = -0.5  # of every token
 
 
 class ScriptedGeneration:
@@ -121,7 +122,7 @@ class ScriptedGeneration:
             self.request.request_id,
             index,
             ids,
-            tuple(logprob_of(token_id, params.logprobs) for token_id in ids)
+            tuple(logprob_of(token_id, params.logprobs, self._script.logprob) for token_id in ids)
             if params.logprobs is not None
             else None,
             self._finish if self._done else None,
@@ -137,12 +138,12 @@ class ScriptedGeneration:
         return (None, *rest)
 
 
-def logprob_of(token_id: int, num_top: int) -> TokenLogprob:
+def logprob_of(token_id: int, num_top: int, logprob: float = -0.5) -> TokenLogprob:
     """A made-up but repeatable entry: the chosen token is the best one."""
     top = tuple(
         ((token_id + offset) % 1000 if offset else token_id, -0.5 - offset) for offset in range(num_top)
     )
-    return TokenLogprob(token_id, -0.5, 1, top)
+    return TokenLogprob(token_id, logprob, 1, top)
 
 
 class ScriptedClient:
@@ -151,7 +152,10 @@ class ScriptedClient:
     def __init__(self, cards: Sequence[ModelCard], script: Script) -> None:
         self._cards = {card.name: card for card in cards}
         self.script = script
+        # Of models that play another one.
+        self.scripts: dict[str, Script] = {}
         self.generations: list[ScriptedGeneration] = []
+        self.asked: list[str] = []  # the model of each generation
         self.engine_stats: dict[tuple[str, str], EngineStats] = {}
 
     @property
@@ -160,10 +164,12 @@ class ScriptedClient:
 
     async def submit(self, model: str, request: EngineRequest) -> ScriptedGeneration:
         assert model in self._cards, "the gateway resolves aliases"
-        if self.script.refusal is not None:
-            raise self.script.refusal
-        generation = ScriptedGeneration(request, self.script)
+        script = self.scripts.get(model, self.script)
+        if script.refusal is not None:
+            raise script.refusal
+        generation = ScriptedGeneration(request, script)
         self.generations.append(generation)
+        self.asked.append(model)
         return generation
 
     def models(self) -> Mapping[str, ModelCard]:

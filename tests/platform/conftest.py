@@ -59,12 +59,13 @@ def make_rig(smollm2: TextPipeline) -> Callable[..., Rig]:
     def make(
         cards: Sequence[ModelCard] | None = None,
         load: Callable[[ModelCard], TextPipeline] | None = None,
+        settings: Settings | None = None,
         **options: Any,
     ) -> Rig:
         engine = ScriptedClient(cards or [model_card(aliases=("small",))], Script())
         pipelines = PipelineProvider(load=load or (lambda card: smollm2))
         keys = KnownKeys(known_principals())
-        app = create_app(Settings(), engine, keys, pipelines, **options)
+        app = create_app(settings or Settings(), engine, keys, pipelines, **options)
         rig = Rig(app, engine, smollm2, keys)
         rig.says("Hello there.")
         return rig

@@ -104,7 +104,7 @@ async def test_infinite_logprobs_are_finite_on_the_wire(
     rig: Rig, sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = TokenLogprob(5, -math.inf, 49_152, ((6, -0.1),))
-    monkeypatch.setattr("tests.fakes.logprob_of", lambda token_id, num_top: entry)
+    monkeypatch.setattr("tests.fakes.logprob_of", lambda token_id, num_top, logprob: entry)
     answer = await sdk.chat.completions.create(model=MODEL, messages=USER, logprobs=True)
     assert answer.choices[0].logprobs and answer.choices[0].logprobs.content
     assert answer.choices[0].logprobs.content[0].logprob == -9999.0

@@ -37,11 +37,17 @@ models:
              prefix_caching: true, policy: fair, tensor_parallel: 1, pipeline_parallel: 1,
              expert_parallel: 1, speculative: null, deterministic: false, seed: 0}
     replicas: {min: 1, max: 4, waiting_per_replica: 4, kv_usage: 0.75}
-routes: []
+  - {name: big-model, source: 'gguf:/x'}
+routes:
+  - {name: auto, cascade: {small: small, large: big-model, policy: confidence, threshold: 0.7}}
 tenancy:   {default_quota: {}}
 billing:   {currency: USD, timezone: UTC, prices: null}
 telemetry: {otlp_endpoint: null, prometheus: true, content_capture: {mode: off}}
 """
+
+ROUTE = "routes:\n  - name: auto\n    cascade: "
+CASCADE = "routes[0].cascade"
+TWO = "models:\n  - {name: a, source: 'gguf:/x', aliases: [also-a]}\n  - {name: b, source: 'gguf:/y'}\n"
 
 
 @pytest.fixture
@@ -113,7 +119,42 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         ("storage:\n  files_url: some/folder\n", 2, "storage.files_url", "s3://"),
         ("batches:\n  lease_s: 0\n", 2, "batches.lease_s", "2"),
         ("billing: {timezone: Mars/Base}\n", 1, "billing.timezone", "time zone"),
-        ("routes:\n  - {name: auto, cascade: {small: a, large: b}}\n", 1, "routes", "not available"),
+        (
+            "routes:\n  - {name: auto, cascade: {small: a, large: smollm2-135m}}\n",
+            2,
+            f"{CASCADE}.small",
+            "no model",
+        ),
+        (f"{ROUTE}{{small: smollm2-135m, large: b}}\n", 3, f"{CASCADE}.large", "the models are smollm2-135m"),
+        (f"{ROUTE}{{small: a, large: a}}\n", 3, f"{CASCADE}.large", "same model"),
+        (f"{TWO}{ROUTE}{{small: a, large: also-a}}\n", 6, f"{CASCADE}.large", "same model as small: 'a'"),
+        (
+            f"{TWO}{ROUTE}{{small: a, large: b, threshold: 1.1}}\n",
+            6,
+            f"{CASCADE}.threshold",
+            "less than or equal",
+        ),
+        (f"{TWO}{ROUTE}{{small: a, large: b, policy: magic}}\n", 6, f"{CASCADE}.policy", "'confidence'"),
+        (
+            f"{TWO}{ROUTE}{{small: a, large: b, policy: rules, after_tokens: 4}}\n",
+            6,
+            f"{CASCADE}.after_tokens",
+            "is for the policy confidence",
+        ),
+        (
+            f"{TWO}{ROUTE}{{small: a, large: b, rules: {{max_characters: 9}}}}\n",
+            6,
+            f"{CASCADE}.rules",
+            "is for the policy rules",
+        ),
+        (
+            f"{TWO}{ROUTE}{{small: a, large: b, policy: classifier, classifier: none.json}}\n",
+            6,
+            f"{CASCADE}.classifier",
+            "can't be read",
+        ),
+        (f"{TWO}routes:\n  - {{name: also-a, cascade: {{small: a, large: b}}}}\n", 0, "", "stands for two"),
+        (f"{TWO}{ROUTE}{{small: auto, large: b}}\n", 6, f"{CASCADE}.small", "no model 'auto'"),
         ("billing:\n  prices: nowhere.yaml\n", 2, "billing.prices", "can't be read"),
         ("telemetry:\n  otlp_endpoint: http://x\n", 2, "telemetry.otlp_endpoint", "not available"),
         ("tenancy:\n  default_quota: {weight: 0}\n", 2, "tenancy.default_quota.weight", "must be from 0.01"),

@@ -47,7 +47,8 @@ class Seen(Run):
 
     def __init__(self, *usages: PromptUsage, first_token_s: float | None = None) -> None:
         self._usages = list(usages)
-        self.first_token_s = first_token_s
+        self._model = "smollm2-135m"
+        self._first_token_s = first_token_s
 
     def usages(self) -> list[PromptUsage]:
         return self._usages

@@ -112,8 +112,11 @@ class Attempt:
     replica: str
     outcome: AttemptOutcome
     tokens: TokenCounts = TokenCounts()
+    # A short word of the route that decided for this model, or against what it had begun.
+    reason: str = ""
 
     def __post_init__(self) -> None:
+        _check_text("an attempt's reason", self.reason or "-")
         _check_text("an attempt's model", self.model)
         _check_text("an attempt's replica", self.replica or "-")
 
@@ -127,6 +130,10 @@ class Progress:
     input_cached: int = 0
     first_token_at: datetime | None = None
     replica: str = ""
+    # Of the served model, where that is not the one of the skeleton: each counts in tokens of its own.
+    num_prompt_tokens: int | None = None
+    # Those at other models, which were thrown away.
+    attempts: tuple[Attempt, ...] = ()
 
     def to_bytes(self) -> bytes:
         """A few tens of bytes, to stand beside a reservation."""
@@ -206,8 +213,11 @@ class EventSkeleton:
         if progress is None:
             tokens = split_input(self.num_prompt_tokens, 0, 0)
             return self.end(EventState.GATEWAY_LOST, tokens, found_at, is_estimated=True)
-        cached = min(progress.input_cached, self.num_prompt_tokens)
-        tokens = split_input(self.num_prompt_tokens, cached, progress.output)
+        num_prompt = self.num_prompt_tokens
+        if progress.num_prompt_tokens is not None:
+            num_prompt = progress.num_prompt_tokens
+        cached = min(progress.input_cached, num_prompt)
+        tokens = split_input(num_prompt, cached, progress.output)
         attempt = Attempt(progress.served_model, progress.replica, AttemptOutcome.FAILED, tokens)
         return self.end(
             EventState.GATEWAY_LOST,
@@ -216,7 +226,7 @@ class EventSkeleton:
             served_model=progress.served_model,
             is_estimated=True,
             first_token_at=progress.first_token_at,
-            attempts=(attempt,),
+            attempts=(*progress.attempts, attempt),
         )
 
     def to_bytes(self) -> bytes:

@@ -72,7 +72,8 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         desk=keys.desk,
     )
     endpoints = serve_batches(app, batches.parts)
-    batches.start(LineParts(endpoints, client, keys.authenticator, usage.writer))
+    cascades = app.state.gateway.cascades
+    batches.start(LineParts(endpoints, client, keys.authenticator, usage.writer, cascades))
     # What the gateway awaits once it has drained; reservations end when their events are durable.
     app.state.closers = (batches.close, limits.close, usage.close, books.close, keys.close)
     return app

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 from footplate.billing.errors import PriceMissing
 from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.budgets import Budgets, HolderBudget, LedgerAway, budgets_of, exceeded_soft, shown
+from footplate.platform.cascade_metrics import CascadeMetrics
 from footplate.platform.errors import LimitRefused, ModelNotFound
 from footplate.platform.idempotency import RequestClaims
 from footplate.platform.metering import Metering
@@ -104,6 +105,20 @@ def terms_of(principal: Principal, card: ModelCard) -> Terms:
     )
 
 
+def terms_of_either(first: Terms, second: Terms) -> Terms:
+    """The terms of one request that either of two models may answer: what limits one of them limits it.
+
+    A limit of one model's own counts the request whichever answers. All else is of the caller, not the model.
+    """
+    return replace(
+        first,
+        limits=tuple(dict.fromkeys((*first.limits, *second.limits))),
+        max_context_tokens=None,  # each model's prompt was held to its own
+        max_reserved_tokens=_least((first.max_reserved_tokens, second.max_reserved_tokens)),
+        is_out_of_budget=first.is_out_of_budget or second.is_out_of_budget,
+    )
+
+
 def authorise(principal: Principal, card: ModelCard) -> None:
     """Raises ModelNotFound unless both quotas let the principal use the model that finally answers.
 
@@ -169,6 +184,7 @@ class Admission:
         budgets: Budgets | None = None,
         claims: RequestClaims | None = None,
     ) -> None:
+        self.cascades = CascadeMetrics()
         self.claims = claims
         self.limiter = limiter
         self.budgets = budgets
@@ -223,22 +239,24 @@ class Admission:
             "insufficient_quota",
         )
 
-    async def reserve(self, terms: Terms, model: str, needed: Needed, running: Running) -> Admitted:
+    async def reserve(self, terms: Terms, needed: Mapping[str, Needed], running: Running) -> Admitted:
         """Hold what is needed, and one request. `running` is asked how far it is, until the hold ends.
 
-        Without limits there is nothing to wait for: the lease is made while the work begins.
+        `needed`: by the models of which one will answer; the most that any of them uses is held. Without
+        limits there is nothing to wait for: the lease is made while the work begins.
 
         Raises:
             LimitRefused: a limit or a budget does not admit it; nothing is held.
         """
         if terms.is_out_of_budget:
             self._refuse_for_budget()
-        money = self._spending(terms, model, needed)
+        money = self._spending(terms, needed)
+        num_tokens = max(each.num_tokens for each in needed.values())
         hold = Hold(
             terms.tenant_id,
             running.request_id,
             terms.limits,
-            needed.num_tokens,
+            num_tokens,
             running,
             running.note(),
             money,
@@ -254,19 +272,24 @@ class Admission:
         if decision.refusal is not None:
             if decision.refusal.budget is not None:
                 raise self._over_budget(decision.refusal.budget)
-            raise refused(decision.refusal, decision.states, needed.num_tokens)
+            raise refused(decision.refusal, decision.states, num_tokens)
         self.settlement.open(hold, is_local=decision.is_local)
         over_soft = exceeded_soft(terms.budgets, decision.budgets) if decision.budgets else ()
         for _ in over_soft:
             self.metrics.soft_budget_exceeded()
         return Admitted(decision.states, hold, bool(over_soft))
 
-    def _spending(self, terms: Terms, model: str, needed: Needed) -> Spending | None:
+    def _spending(self, terms: Terms, needed: Mapping[str, Needed]) -> Spending | None:
         if self.budgets is None or self.metering is None or not terms.budgets:
             return None
+        budgets, now = self.budgets, self.metering.now()
         try:
-            return self.budgets.spending(
-                terms.budgets, model, needed.num_prompt, needed.num_output, self.metering.now()
+            return max(
+                (
+                    budgets.spending(terms.budgets, model, each.num_prompt, each.num_output, now)
+                    for model, each in needed.items()
+                ),
+                key=lambda spending: spending.cost,
             )
         except PriceMissing:
             self.metrics.refused("budget")

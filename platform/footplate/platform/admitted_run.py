@@ -9,7 +9,7 @@ from footplate.billing.usage import EventSkeleton, EventState, UsageEvent
 from footplate.engine.types import EngineRequest, TokenUsage
 from footplate.platform.admission import Admission, Admitted, Needed, Terms
 from footplate.platform.errors import AnswerNotRead
-from footplate.platform.generation import PromptRun, Run, Sink
+from footplate.platform.generation import PromptRun, RequestRun, Sink
 from footplate.platform.metering import RequestFacts
 from footplate.tenancy.limiter.decisions import LimitState
 
@@ -28,7 +28,7 @@ class AdmittedRun:
     Whatever an engine has begun ends as exactly one usage event. Nothing of it is waited for.
     """
 
-    def __init__(self, run: Run, admission: Admission, terms: Terms, facts: RequestFacts) -> None:
+    def __init__(self, run: RequestRun, admission: Admission, terms: Terms, facts: RequestFacts) -> None:
         self._run = run
         self._admission = admission
         self._terms = terms
@@ -58,6 +58,16 @@ class AdmittedRun:
         return self._admitted.is_over_soft_budget
 
     @property
+    def served_model(self) -> str:
+        """The model that answers; fixed once `open` has returned."""
+        return self._run.served_model
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether a route has chosen that model: the answer says so."""
+        return self._facts.cascade is not None
+
+    @property
     def request_id(self) -> str:
         """As `settlement.Running.request_id`."""
         return self._facts.request_id
@@ -75,14 +85,15 @@ class AdmittedRun:
             RequestRepeated: another request came first under its Idempotency-Key.
             EngineError: as `Run.open`.
         """
-        needed = needed_for([prompt.request for prompt in self._run.prompts])
+        # Of several models one answers, and nobody pays for more than that.
+        needed = {model: needed_for(requests) for model, requests in self._run.alternatives}
         metering = self._admission.metering
         try:
             if metering is not None:
                 metering.check_room()
-                self._skeleton = metering.begin(self._facts, needed.num_prompt)
+                self._skeleton = metering.begin(self._facts, needed[self._run.served_model].num_prompt)
             await self._claim()
-            self._admitted = await self._admission.reserve(self._terms, self._facts.card.name, needed, self)
+            self._admitted = await self._admission.reserve(self._terms, needed, self)
             await self._run.open()
             hold = self._admitted.hold
             if hold is not None and hold.leasing is not None:
@@ -155,6 +166,7 @@ class AdmittedRun:
             line = self._facts.line
             is_final = line is None or line.is_final
             event = metering.end(self._skeleton, self._run, state, is_exact=is_exact, is_final=is_final)
+            self._tell_savings(event)
         settlement = self._admission.settlement
         if hold is None:
             return
@@ -163,6 +175,13 @@ class AdmittedRun:
             settlement.release(hold, event)
         else:
             settlement.settle(hold, self.used_so_far(), event)
+
+    def _tell_savings(self, event: UsageEvent) -> None:
+        cascade, budgets = self._facts.cascade, self._admission.budgets
+        if cascade is None:
+            return
+        prices = None if budgets is None else budgets.book
+        self._admission.cascades.ended(cascade, event, prices)
 
     def used_so_far(self) -> int:
         """As `settlement.Running.used_so_far`."""

@@ -41,6 +41,7 @@ from footplate.platform.http.straight_path import StraightEndpoint, StraightPath
 from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import Authenticator, InferenceClient
+from footplate.platform.routes import cascades_of
 from footplate.platform.settings import Settings
 
 _Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
@@ -73,8 +74,8 @@ def create_app(
     admission = admission or local_admission()
     metering = admission.metering
     of_usage = () if metering is None else (metering.metrics,)
-    gateway_metrics = GatewayMetrics(client.stats, admission.metrics, *of_usage)
-    gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission)
+    gateway_metrics = GatewayMetrics(client.stats, admission.metrics, admission.cascades, *of_usage)
+    gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission, cascades_of(settings))
     posts: dict[str, StraightEndpoint] = {}
     app = FastAPI(
         title="Footplate",

@@ -105,6 +105,11 @@ class Budgets:
         self._book: PriceBook | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
+    @property
+    def book(self) -> PriceBook | None:
+        """The prices that requests are held to; None: not read yet."""
+        return self._book
+
     def start(self) -> None:
         """Keep the prices that requests are held to."""
         self._refreshing = asyncio.create_task(self._keep_refreshed())

@@ -59,6 +59,50 @@ class PromptUsage:
     prompt: int
     cached: int
     output: int
+    # None: the model that the request was led to.
+    model: str | None = None
+    # Why this model was asked, or left, where a route decided that.
+    reason: str = ""
+    # Its answer was thrown away, or broke off, and another model was asked.
+    is_left: bool = False
+    has_failed: bool = False
+    # Whether `output` is all that was made.
+    is_exact: bool = True
+
+
+class RequestRun(Protocol):
+    """What an admitted request runs: `Run`, or a `CascadeRun` of two. See there."""
+
+    @property
+    def prompts(self) -> Sequence[PromptRun]: ...
+
+    @property
+    def alternatives(self) -> Sequence[tuple[str, Sequence[EngineRequest]]]:
+        """The models of which one answers, and what each would be asked for; the first is asked first."""
+        ...
+
+    @property
+    def served_model(self) -> str:
+        """The model that answers, as far as that is decided."""
+        ...
+
+    @property
+    def has_begun(self) -> bool: ...
+
+    @property
+    def first_token_s(self) -> float | None: ...
+
+    async def open(self) -> None: ...
+
+    async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] = ...) -> None: ...
+
+    async def cancel(self) -> bool: ...
+
+    async def close(self) -> None: ...
+
+    def usage(self) -> TokenUsage: ...
+
+    def usages(self) -> list[PromptUsage]: ...
 
 
 @dataclass(slots=True)
@@ -74,7 +118,10 @@ async def _nothing() -> None:
 
 
 class Run:
-    """All prompts of one request. `open`, then `drain` once, and `close` whatever happened."""
+    """All prompts of one request. `open`, then `drain`, and `close` whatever happened.
+
+    A drain that a `flush` has ended by an exception goes on where it was when it is called again.
+    """
 
     def __init__(
         self,
@@ -83,8 +130,10 @@ class Run:
         prompts: Sequence[PromptRun],
         find_latencies: Callable[[str], EngineLatencies],
         clock: Callable[[], float] = time.perf_counter,
+        reason: str = "",
     ) -> None:
-        self.prompts = prompts
+        self._prompts = prompts
+        self._reason = reason
         self._client = client
         self._model = model
         self._find_latencies = find_latencies
@@ -92,8 +141,27 @@ class Run:
         self._begin = clock()
         self._submitted: list[_Submitted] = []
         self._has_begun = False
-        # Since the request came; None before the first token.
-        self.first_token_s: float | None = None
+        self._first_token_s: float | None = None
+
+    @property
+    def prompts(self) -> Sequence[PromptRun]:
+        """The prompts, in the order of their choices."""
+        return self._prompts
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Since the request came; None before the first token."""
+        return self._first_token_s
+
+    @property
+    def alternatives(self) -> Sequence[tuple[str, Sequence[EngineRequest]]]:
+        """As `RequestRun.alternatives`: the one model."""
+        return ((self._model, [prompt.request for prompt in self._prompts]),)
+
+    @property
+    def served_model(self) -> str:
+        """The model that answers."""
+        return self._model
 
     @property
     def has_begun(self) -> bool:
@@ -177,6 +245,8 @@ class Run:
                 len(entry.prompt.request.prompt_token_ids),
                 entry.prompt.cached_tokens,
                 sum(choice.decoder.num_tokens for choice in entry.prompt.choices),
+                self._model,
+                self._reason,
             )
             for entry in self._submitted
         ]
@@ -221,14 +291,11 @@ class Run:
     async def _drain_one(
         self, submitted: _Submitted, sink: Sink, flush: Callable[[], Awaitable[None]]
     ) -> None:
-        prompt = submitted.prompt
-        deltas = submitted.first or await self._next(submitted)
-        while True:
+        while submitted.prompt.num_open:
+            deltas = submitted.first or await self._next(submitted)
+            submitted.first = ()
             self._take(submitted, deltas, sink)
             await flush()
-            if not prompt.num_open:
-                return
-            deltas = await self._next(submitted)
 
     def _take(self, submitted: _Submitted, deltas: Sequence[SequenceDelta], sink: Sink) -> None:
         prompt = submitted.prompt
@@ -271,8 +338,8 @@ class Run:
         prompt, latencies = submitted.prompt, submitted.latencies
         if prompt.last_token_at is None:
             latencies.first_token.observe(now - self._begin)
-            if self.first_token_s is None:
-                self.first_token_s = now - self._begin
+            if self._first_token_s is None:
+                self._first_token_s = now - self._begin
         else:
             latencies.token_gap.observe((now - prompt.last_token_at) / num_tokens, num_tokens)
         prompt.last_token_at = now

@@ -31,9 +31,10 @@ from footplate.billing.usage import (
 )
 from footplate.engine.types import ModelCard
 from footplate.platform.errors import MeteringUnavailable
-from footplate.platform.generation import PromptUsage, Run
+from footplate.platform.generation import PromptUsage, RequestRun
 from footplate.platform.ports import Principal
 from footplate.platform.usage_metrics import UsageMetrics
+from footplate.routing.cascade import Cascade
 from footplate.tenancy.limiter.reservations import LostRequest
 
 _LOGGER = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class RequestFacts:
     endpoint: str
     idempotency_key: str | None = None
     line: LineAttempt | None = None
+    # The route that the name stands for.
+    cascade: Cascade | None = None
 
     @property
     def event_id(self) -> EventId:
@@ -138,21 +141,25 @@ class Metering:
             None if facts.line is None else facts.line.batch_id,
         )
 
-    def progress(self, skeleton: EventSkeleton, run: Run) -> bytes:
+    def progress(self, skeleton: EventSkeleton, run: RequestRun) -> bytes:
         """How far a request has come, for whoever finds that this gateway is gone."""
-        usages = run.usages()
+        everything = run.usages()
+        usages = [usage for usage in everything if not usage.is_left]
+        served = ModelName(run.served_model)
         return Progress(
-            skeleton.target_model,
+            served,
             sum(usage.output for usage in usages),
             sum(usage.cached for usage in usages),
             _first_token_at(skeleton, run),
             usages[0].engine if usages else "",
+            None if served == skeleton.target_model else run.usage().prompt_tokens,
+            tuple(_left(usage) for usage in everything if usage.is_left),
         ).to_bytes()
 
     def end(
         self,
         skeleton: EventSkeleton,
-        run: Run,
+        run: RequestRun,
         state: EventState,
         *,
         is_exact: bool,
@@ -161,26 +168,33 @@ class Metering:
         """The event of a request that an engine had begun. Not `is_final`: a later count may mend it.
 
         A prompt counts in full once an engine has it, cached tokens apart, and the answer as far as it came.
-        Of a request that failed without a token of an answer nothing counts.
+        Of a request that failed without a token of an answer nothing counts. What a route's other model had
+        begun stands beside the answer, for the platform to know what it cost; nobody is billed for it.
         """
-        usages = run.usages()
+        everything = run.usages()
+        usages = [usage for usage in everything if not usage.is_left]
+        left = [usage for usage in everything if usage.is_left]
         is_free = state is EventState.FAILED and not any(usage.output for usage in usages)
+        served = ModelName(run.served_model)
         attempts = tuple(
             Attempt(
-                skeleton.target_model,
+                served,
                 usage.engine,
                 _OUTCOMES[state],
                 TokenCounts() if is_free else _tokens(usage),
+                usage.reason,
             )
             for usage in usages
         )
+        is_known = is_free or (is_exact and all(map(_is_plausible, usages)))
         return skeleton.end(
             state,
             sum((attempt.tokens for attempt in attempts), TokenCounts()),
             self.now(),
-            is_estimated=not is_final or not (is_free or (is_exact and all(map(_is_plausible, usages)))),
+            served_model=served,
+            is_estimated=not (is_final and is_known and all(map(_is_plausible, left))),
             first_token_at=_first_token_at(skeleton, run),
-            attempts=attempts,
+            attempts=(*map(_left, left), *attempts),
         )
 
 
@@ -215,8 +229,15 @@ def _lost_event(request: LostRequest, found_at: datetime) -> UsageEvent:
         return skeleton.lost(None, found_at)
 
 
+def _left(usage: PromptUsage) -> Attempt:
+    """An attempt at a model that another answered in place of."""
+    outcome = AttemptOutcome.FAILED if usage.has_failed else AttemptOutcome.ESCALATED
+    assert usage.model is not None, "runs name their models"
+    return Attempt(ModelName(usage.model), usage.engine, outcome, _tokens(usage), usage.reason)
+
+
 def _is_plausible(usage: PromptUsage) -> bool:
-    return usage.cached <= usage.prompt
+    return usage.is_exact and usage.cached <= usage.prompt
 
 
 def _tokens(usage: PromptUsage) -> TokenCounts:
@@ -224,6 +245,6 @@ def _tokens(usage: PromptUsage) -> TokenCounts:
     return split_input(usage.prompt, min(usage.cached, usage.prompt), usage.output)
 
 
-def _first_token_at(skeleton: EventSkeleton, run: Run) -> datetime | None:
+def _first_token_at(skeleton: EventSkeleton, run: RequestRun) -> datetime | None:
     first_s = run.first_token_s
     return None if first_s is None else skeleton.started_at + timedelta(seconds=first_s)

@@ -28,7 +28,9 @@ from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
 from footplate.platform.errors import SettingsError
 from footplate.platform.price_settings import faults_of_prices
+from footplate.platform.route_settings import faults_of_routes
 from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
+from footplate.routing.cascade import DEFAULT_THRESHOLD
 from footplate.tenancy.errors import InvalidQuota
 from footplate.tenancy.quotas import Quota
 
@@ -208,13 +210,47 @@ class ModelSettings(Section):
         return tuple(value) if isinstance(value, list) else value
 
 
+class CascadeRuleSettings(Section):
+    """What a prompt for the small model may be, under the policy `rules`."""
+
+    # Of this length it has the score 0.5.
+    max_characters: _Count = 1_000
+    # Codes of two letters, or unknown; null: all.
+    languages: tuple[Annotated[str, Field(pattern=r"^([a-z]{2}|unknown)$")], ...] | None = None
+    tools: bool = False
+    small_tags: tuple[str, ...] = ()
+    large_tags: tuple[str, ...] = ()
+
+    @field_validator("languages", "small_tags", "large_tags", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class CascadeSettings(Section):
-    """A small model in front of a large one."""
+    """A small model in front of a large one. See `footplate.routing.cascade` for what the policies do.
+
+    `after_tokens` is of the policy `confidence`, `rules` of `rules`, `classifier` (a file of weights; null:
+    the one that ships) of `classifier`.
+    """
 
     small: _Name
     large: _Name
-    policy: Literal["confidence"] = "confidence"
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.7
+    policy: Literal["rules", "classifier", "confidence"] = "confidence"
+    threshold: Annotated[float, Field(ge=0, le=1)] = DEFAULT_THRESHOLD
+    after_tokens: Annotated[int, Field(ge=1, le=256)] | None = None
+    rules: CascadeRuleSettings | None = None
+    classifier: str | None = None
+
+    @model_validator(mode="after")
+    def _options_fit_the_policy(self) -> CascadeSettings:
+        if self.small == self.large:
+            raise ValueError("large is the same model as small")
+        owners = {"after_tokens": "confidence", "rules": "rules", "classifier": "classifier"}
+        for name, policy in owners.items():
+            if getattr(self, name) is not None and self.policy != policy:
+                raise ValueError(f"{name} is for the policy {policy}; this route's is {self.policy}")
+        return self
 
 
 class RouteSettings(Section):
@@ -386,12 +422,13 @@ def check_settings(
             return None, error.faults
     from_environment, faults = _environment_values(environ)
     _merge(data, from_environment)
+    _begin_paths_at(path, data)
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
         faults += faults_of(error, Settings, file, lines)
         return None, sorted(faults, key=lambda fault: fault.line)
-    refused = [*_not_honoured(settings), *_wrong_prices(settings, path)]
+    refused = [*_not_honoured(settings), *_wrong_prices(settings, path), *faults_of_routes(settings)]
     faults += [
         Fault(file, line_of(location, lines), field_name(location), message) for location, message in refused
     ]
@@ -406,8 +443,6 @@ def settings_schema() -> dict[str, Any]:
 def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Settings that are valid but that nothing in this version acts on: silence would be a lie."""
     later = "is not available in this version; "
-    if settings.routes:
-        yield ("routes",), f"cascade routing {later}remove the routes"
     if settings.telemetry.otlp_endpoint is not None:
         yield ("telemetry", "otlp_endpoint"), f"OTLP export {later}set null"
     if settings.telemetry.content_capture.mode != "off":
@@ -423,6 +458,16 @@ def _wrong_prices(settings: Settings, path: Path | None) -> Iterator[tuple[tuple
         models = [model.name for model in settings.models]
         for message in faults_of_prices(billing.prices, path, billing.currency, models):
             yield ("billing", "prices"), message
+
+
+def _begin_paths_at(config_file: Path | None, data: Any) -> None:
+    """Let the relative paths of routes begin at the folder of the file."""
+    routes = data.get("routes") if config_file is not None else None
+    for route in routes if isinstance(routes, list) else ():
+        cascade: Any = route.get("cascade") if isinstance(route, dict) else None
+        given = cascade.get("classifier") if isinstance(cascade, dict) else None
+        if isinstance(given, str) and config_file is not None:
+            cascade["classifier"] = str(config_file.absolute().parent / given)
 
 
 def _read_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str, Any]:

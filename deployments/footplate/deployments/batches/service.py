@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from footplate.billing.adapters.postgres.books import connect
@@ -27,6 +27,7 @@ from footplate.platform.http.straight_path import StraightEndpoint
 from footplate.platform.metering import EventSink
 from footplate.platform.ports import InferenceClient, KeyFinder
 from footplate.platform.settings import BatchSettings
+from footplate.routing.cascade import Cascade
 
 NUM_THREADS = 4
 POOL_SIZE = 6  # with two more for a moment: one for each thread here and at the desk
@@ -40,6 +41,8 @@ class LineParts:
     client: InferenceClient
     keys: KeyFinder
     sink: EventSink | None
+    # Routes that lines may name.
+    cascades: Mapping[str, Cascade] = field(default_factory=dict)
 
 
 class BatchService:
@@ -77,7 +80,14 @@ class BatchService:
     def start(self, lines: LineParts) -> None:
         """Begin to work on batches."""
         work = LineWork(
-            lines.endpoints, self._queue, self._data, lines.keys, lines.sink, self._threads, self._name
+            lines.endpoints,
+            self._queue,
+            self._data,
+            lines.keys,
+            lines.sink,
+            self._threads,
+            self._name,
+            lines.cascades,
         )
         self._worker = BatchWorker(work, lines.client, self._files, self.parts.metrics, self._pace)
         self.parts.desk.wake.append(self._worker.wake)

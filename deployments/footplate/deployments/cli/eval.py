@@ -16,10 +16,9 @@ from footplate.platform.settings import data_dir
 from footplate.routing.cascade import DEFAULT_AFTER_TOKENS, Cascade, Policy, Rules
 from footplate.routing.classifier import Classifier, packaged_classifier, read_classifier
 from footplate.routing.errors import RoutingError
-from footplate.routing.evaluation import Evaluation, LabelledItem, TokenPrices, evaluate, parse_set
+from footplate.routing.evaluation import Evaluation, LabelledItem, TokenPrices, parse_set
 
 eval_commands = typer.Typer(help="Measure models and policies on labelled sets.", no_args_is_help=True)
-POLICIES = (*Policy,)
 _Price = Annotated[str, typer.Option(help="Input and output price of one million tokens, such as 0.02,0.08.")]
 
 
@@ -50,9 +49,8 @@ def cascade(  # noqa: PLR0913 - one option for each thing that is measured
     classifier: Annotated[Path | None, typer.Option(help="classifier: weights; else the packaged.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1, max=4_096)] = 12,
     options: Annotated[str, typer.Option(help="Engine options of both models as a JSON object.")] = "{}",
-    answers: Annotated[
-        bool,
-        typer.Option("--reuse-answers", help="Take the answers that the folder has from an earlier run."),
+    reuse_answers: Annotated[
+        bool, typer.Option("--reuse-answers", help="Take those that the folder has from an earlier run.")
     ] = False,
     plot: Annotated[bool, typer.Option(help="Draw cascade.png.")] = True,
 ) -> None:
@@ -65,49 +63,38 @@ def cascade(  # noqa: PLR0913 - one option for each thing that is measured
         raise CommandError("--risk and --confidence must lie between 0 and 1")
     prices = _prices("--small-price", small_price), _prices("--large-price", large_price)
     items, digest = _read_set(set_file)
-    chosen = [Policy(policy)] if policy != "all" else list(POLICIES)
-    try:
-        weights = read_classifier(classifier) if classifier else packaged_classifier()
-    except RoutingError as error:
-        raise CommandError(f"--classifier: {error.message}") from None
-    engine_options = _options(options)
+    weights, engine_options = _weights(classifier), _options(options)
     out.mkdir(parents=True, exist_ok=True)
     # torch takes seconds to import; usage errors need none of them
-    from footplate.deployments.cascade_eval import answering, drawing
+    from footplate.deployments.cascade_eval.measuring import Asking, Measure, write_all
 
-    def answered(name: str, source: str) -> answering.ModelAnswers:
-        file = out / f"answers_{name}.jsonl"
-        if answers:
-            return answering.read_answers(file, items)
-        found = answering.answer_all(source, items, max_tokens, engine_options, data_dir() / "models")
-        answering.write_answers(file, found)
-        print(f"{source}: {len(items)} answers in {found.seconds:.1f} s")
-        return found
-
-    try:
-        of_small, of_large = answered("small", small), answered("large", large)
-        found: dict[str, Evaluation] = {}
-        for each in chosen:
-            made = _cascade(each, after_tokens, max_characters, weights)
-            judged = answering.judged(made, items, of_small, of_large)
-            found[each.value] = evaluate(judged, *prices, risk=risk, confidence=confidence)
-        if plot:
-            drawing.draw(out / "cascade.png", found, (of_small.source, of_large.source))
-    except RoutingError as error:
-        raise CommandError(error.message) from None
-    result: dict[str, Any] = {
+    rules = Rules(max_characters)
+    cascades = {
+        each.value: Cascade("", "small", "large", each, 0.0, after_tokens, rules, weights)
+        for each in ([Policy(policy)] if policy != "all" else Policy)
+    }
+    asking = Asking((small, large), max_tokens, engine_options, data_dir() / "models", reuse_answers)
+    head = {
         "command": shlex.join(["footplate", *sys.argv[1:]]),
         "set": {"file": set_file.name, "items": len(items), "sha256": digest},
-        "small": {"source": of_small.source, "seconds": round(of_small.seconds, 1), "price": small_price},
-        "large": {"source": of_large.source, "seconds": round(of_large.seconds, 1), "price": large_price},
+        "prices": {"small": small_price, "large": large_price},
         "after_tokens": after_tokens,
-        "better": _better(of_small, of_large),
-        "policies": {name: each.fields() for name, each in found.items()},
     }
-    (out / "cascade.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    (out / "thresholds.yaml").write_text(_thresholds(found), "utf-8")
+    try:
+        answers = asking.answers(items, out)
+        found = Measure(cascades, prices, risk, confidence).evaluations(items, *answers)
+        write_all(out, head, found, answers, draws=plot)
+    except RoutingError as error:
+        raise CommandError(error.message) from None
     _show(found)
     print(f"written: {out / 'cascade.json'}")
+
+
+def _weights(path: Path | None) -> Classifier:
+    try:
+        return packaged_classifier() if path is None else read_classifier(path)
+    except RoutingError as error:
+        raise CommandError(f"--classifier {path}: {error.message}") from None
 
 
 def _read_set(path: Path) -> tuple[list[LabelledItem], str]:
@@ -142,39 +129,6 @@ def _options(text: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise CommandError('--options must be a JSON object, such as {"dtype": "float32"}')
     return given
-
-
-def _cascade(policy: Policy, after_tokens: int, max_characters: int, weights: Classifier) -> Cascade:
-    rules = Rules(max_characters)
-    return Cascade("", "small", "large", policy, 0.0, after_tokens, rules, weights)
-
-
-def _better(small: Any, large: Any) -> dict[str, Any]:
-    """Which model is right more often, and whether that could be chance: a sign test on where they differ."""
-    from footplate.routing.calibration import binomial_tail
-
-    pairs = [(one.is_right, two.is_right) for one, two in zip(small.answers, large.answers, strict=True)]
-    only_small, only_large = pairs.count((True, False)), pairs.count((False, True))
-    differ = only_small + only_large
-    chance = min(1.0, 2 * binomial_tail(min(only_small, only_large), differ, 0.5))
-    return {
-        "model": "small" if only_small > only_large else "large" if only_large > only_small else "neither",
-        "both_right": pairs.count((True, True)),
-        "only_small_right": only_small,
-        "only_large_right": only_large,
-        "neither_right": pairs.count((False, False)),
-        "sign_test_p": round(chance, 5),
-    }
-
-
-def _thresholds(found: dict[str, Evaluation]) -> str:
-    """What goes into a route's `cascade:` for each policy."""
-    lines = ["# For the section cascade of a route; a policy without a threshold can't keep the stated risk."]
-    for policy, each in found.items():
-        threshold = each.calibration.threshold
-        shown = "null" if threshold is None else f"{threshold:.3f}"
-        lines.append(f"{policy}: {{policy: {policy}, threshold: {shown}}}")
-    return "\n".join(lines) + "\n"
 
 
 def _show(found: dict[str, Evaluation]) -> None:

@@ -32,6 +32,7 @@ from footplate.platform.http.in_process import InProcessAnswer, InProcessCaller,
 from footplate.platform.http.straight_path import StraightEndpoint
 from footplate.platform.metering import EventSink, LineAttempt
 from footplate.platform.ports import KeyFinder, Principal
+from footplate.routing.cascade import Cascade
 from footplate.tenancy.access import Action, roles_with
 
 _ROLES = frozenset(role.value for role in roles_with(Action.USE_MODELS))
@@ -72,6 +73,7 @@ class LineWork:
     sink: EventSink | None
     threads: StoreThreads
     worker: str
+    cascades: Mapping[str, Cascade] = field(default_factory=dict)
 
 
 async def find_kept(work: LineWork, line: ClaimedLine) -> LineEnd | None:

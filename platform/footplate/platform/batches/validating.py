@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from footplate.engine.errors import EngineOverloaded
 from footplate.platform.admission import authorise
@@ -14,6 +14,8 @@ from footplate.platform.batches.values import Batch, LineFault
 from footplate.platform.errors import ModelNotFound
 from footplate.platform.models import NO_SUCH_MODEL, find_model
 from footplate.platform.ports import InferenceClient, KeyFinder
+from footplate.platform.routes import check_may_end
+from footplate.routing.cascade import Cascade
 
 WAIT_S = 1.0
 
@@ -28,6 +30,7 @@ class Validation:
     client: InferenceClient
     threads: StoreThreads
     worker: str
+    cascades: Mapping[str, Cascade] = field(default_factory=dict)
 
     async def run(self, batch: Batch, is_lost: Callable[[], bool]) -> bool | None:
         """Accept or reject a batch; True when it was accepted, None when it waits or another has it.
@@ -71,9 +74,13 @@ class Validation:
         return scanner
 
     async def _model(self, batch: Batch, name: str) -> str:
-        """The served model of that name, which the batch's key may use."""
-        card = find_model(self.client.models(), name)
-        principal = await self.keys.find(batch.key_id)
+        """The served model of that name, which the batch's key may use; or the route, which may serve it."""
+        models, principal = self.client.models(), await self.keys.find(batch.key_id)
+        if name in self.cascades:
+            if principal is not None:
+                check_may_end(self.cascades[name], principal, models)
+            return name
+        card = find_model(models, name)
         # What becomes of a batch whose key is no more is said by its lines, as a request would be told.
         if principal is not None:
             authorise(principal, card)

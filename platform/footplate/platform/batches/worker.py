@@ -58,7 +58,7 @@ class BatchWorker:
         self._metrics = metrics
         self._pace = pace or Pace()
         shared = (work.threads, work.worker)
-        self._validation = Validation(work.queue, work.data, work.keys, client, *shared)
+        self._validation = Validation(work.queue, work.data, work.keys, client, *shared, work.cascades)
         self._finalizing = Finalizing(work.queue, work.data, work.sink, *shared)
         self._held: dict[tuple[str, int], HeldLine] = {}
         # Batches that are validated or finalized here, and whether they are still ours.

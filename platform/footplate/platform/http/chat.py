@@ -38,8 +38,10 @@ from footplate.platform.http.parameters import (
     engine_request_id,
     sampling_params,
 )
+from footplate.platform.http.routed import Leg, Prepared, chat_facts, check_routable, prepared
 from footplate.platform.http.schemas import ChatCompletionBody, ChatMessage, parse_body, plain_messages
 from footplate.platform.http.streaming import BodyResponse, StreamResponse
+from footplate.platform.ports import Principal
 
 
 async def create_chat_completion(gateway: Gateway, request: Request) -> Response:
@@ -49,8 +51,18 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
-    card, pipeline = await gateway.model(request, principal, body.model)
-    terms = gateway.terms(request, principal, card)
+    plan = await gateway.plan(request, principal, body.model, lambda: chat_facts(body))
+    check_routable(plan, body)
+    plan, legs = await prepared(plan, partial(_prepare, body, request, principal))
+    run = gateway.run(request, principal, plan, legs)
+    sinks = {each.leg.card.name: each.sink for each in legs}
+    apart = partial(gateway.answers.run, principal.tenant_id)
+    return StreamResponse(run, sinks, apart) if body.stream else BodyResponse(run, sinks, apart)
+
+
+async def _prepare(body: ChatCompletionBody, request: Request, principal: Principal, leg: Leg) -> Prepared:
+    """One model's prompt and its answer's form."""
+    card, pipeline, terms = leg.card, leg.pipeline, leg.terms
     ids = await encode_messages(pipeline, card, body.messages)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked == 0:
@@ -58,18 +70,16 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     max_tokens = allowed_tokens(card, terms, len(ids), asked, "messages", body.n or 1)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     bad_words = await bad_words_ids(pipeline, body.bad_words)
-    params = sampling_params(body, card, max_tokens, logprobs, body.prompt_logprobs, bad_words)
+    params = leg.params(sampling_params(body, card, max_tokens, logprobs, body.prompt_logprobs, bad_words))
     head = Head.new(
         "chatcmpl-", "chat.completion.chunk" if body.stream else "chat.completion", card, body.service_tier
     )
     choices = [Choice(index, pipeline.choice_decoder(params)) for index in range(params.n)]
-    name = engine_request_id(request, 0)
+    name = engine_request_id(request, leg.first_number)
     prompt = PromptRun(engine_request(name, ids, params, body, principal, terms), choices)
-    run = gateway.run(request, principal, body.model, card, terms, [prompt])
-    apart = partial(gateway.answers.run, principal.tenant_id)
     if body.stream:
-        return StreamResponse(run, ChatStream(head, body, pipeline, params.n), apart)
-    return BodyResponse(run, ChatAnswer(head, body, pipeline, prompt), apart)
+        return Prepared([prompt], ChatStream(head, body, pipeline, params.n))
+    return Prepared([prompt], ChatAnswer(head, body, pipeline, prompt))
 
 
 async def encode_messages(pipeline: TextPipeline, card: ModelCard, messages: list[ChatMessage]) -> list[int]:

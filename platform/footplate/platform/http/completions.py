@@ -17,7 +17,6 @@ from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.text.detokenizer import Detokenizer, TokenTexts
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard, SamplingParams, TokenLogprob, TokenUsage
-from footplate.platform.admission import Terms
 from footplate.platform.errors import UnsupportedParameter
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.chat import refuse_absurd
@@ -44,6 +43,7 @@ from footplate.platform.http.parameters import (
     engine_request_id,
     sampling_params,
 )
+from footplate.platform.http.routed import Leg, Prepared, check_routable, completion_facts, prepared
 from footplate.platform.http.schemas import MAX_CHOICES, CompletionBody, parse_body
 from footplate.platform.http.streaming import BodyResponse, StreamResponse
 from footplate.platform.ports import Principal
@@ -62,7 +62,6 @@ class _Prompt:
 @dataclass(frozen=True, slots=True)
 class _Caller:
     principal: Principal
-    terms: Terms
     http: Request
 
 
@@ -71,17 +70,22 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
     principal = await gateway.caller(request)
     body = parse_body(CompletionBody, await request.body())
     _check(body)
-    card, pipeline = await gateway.model(request, principal, body.model)
-    terms = gateway.terms(request, principal, card)
-    prompts = await _read_prompts(pipeline, card, body)
-    head = Head.new("cmpl-", "text_completion", card, body.service_tier)
-    caller = _Caller(principal, terms, request)
-    runs = await _prompt_runs(prompts, body, card, pipeline, caller)
-    run = gateway.run(request, principal, body.model, card, terms, runs)
+    plan = await gateway.plan(request, principal, body.model, lambda: completion_facts(body))
+    check_routable(plan, body)
+    plan, legs = await prepared(plan, partial(_prepare, body, _Caller(principal, request)))
+    run = gateway.run(request, principal, plan, legs)
+    sinks = {each.leg.card.name: each.sink for each in legs}
     apart = partial(gateway.answers.run, principal.tenant_id)
+    return StreamResponse(run, sinks, apart) if body.stream else BodyResponse(run, sinks, apart)
+
+
+async def _prepare(body: CompletionBody, caller: _Caller, leg: Leg) -> Prepared:
+    """One model's prompts and its answer's form."""
+    head = Head.new("cmpl-", "text_completion", leg.card, body.service_tier)
+    runs = await _prompt_runs(await _read_prompts(leg.pipeline, leg.card, body), body, leg, caller)
     if body.stream:
-        return StreamResponse(run, CompletionStream(head, body, pipeline), apart)
-    return BodyResponse(run, CompletionAnswer(head, body, pipeline, runs), apart)
+        return Prepared(runs, CompletionStream(head, body, leg.pipeline))
+    return Prepared(runs, CompletionAnswer(head, body, leg.pipeline, runs))
 
 
 def _check(body: CompletionBody) -> None:
@@ -144,24 +148,21 @@ def _prompts_of_ids(pipeline: TextPipeline, card: ModelCard, given: Sequence[Any
 
 
 async def _prompt_runs(
-    prompts: Sequence[_Prompt],
-    body: CompletionBody,
-    card: ModelCard,
-    pipeline: TextPipeline,
-    caller: _Caller,
+    prompts: Sequence[_Prompt], body: CompletionBody, leg: Leg, caller: _Caller
 ) -> list[PromptRun]:
+    card, pipeline = leg.card, leg.pipeline
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else body.prompt_logprobs
     num_choices = body.n or 1
     for prompt in prompts:
-        allowed_tokens(card, caller.terms, len(prompt.ids), asked, "prompt")
+        allowed_tokens(card, leg.terms, len(prompt.ids), asked, "prompt")
     _check_shown(body, sum(len(prompt.ids) for prompt in prompts))
     bad_words = await bad_words_ids(pipeline, body.bad_words)
-    params = sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words)
+    params = leg.params(sampling_params(body, card, asked, body.logprobs, prompt_logprobs, bad_words))
     runs = []
     for number, prompt in enumerate(prompts):
-        name = engine_request_id(caller.http, number)
-        request = engine_request(name, prompt.ids, params, body, caller.principal, caller.terms)
+        name = engine_request_id(caller.http, leg.first_number + number)
+        request = engine_request(name, prompt.ids, params, body, caller.principal, leg.terms)
         choices = [
             Choice(number * num_choices + index, _decoder(pipeline, params, body))
             for index in range(num_choices)

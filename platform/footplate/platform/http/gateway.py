@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from starlette.requests import Request
 
+from footplate.engine.errors import InvalidRequest
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import BATCH_PRIORITY, ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
-from footplate.platform.admission import Admission, Terms, authorise
+from footplate.platform.admission import Admission, Terms, authorise, terms_of_either
 from footplate.platform.admitted_run import AdmittedRun
-from footplate.platform.errors import UnsupportedParameter
-from footplate.platform.generation import PromptRun, Run
+from footplate.platform.cascade_run import CascadeRun
+from footplate.platform.errors import ModelNotFound, UnsupportedParameter
+from footplate.platform.generation import RequestRun, Run
 from footplate.platform.http.edge import note_model
 from footplate.platform.http.in_process import CALLER, InProcessCaller
+from footplate.platform.http.routed import Leg, Plan, PreparedLeg, leg_numbers
 from footplate.platform.idempotency import checked_key
 from footplate.platform.large_work import TenantThreads
 from footplate.platform.metering import RequestFacts
 from footplate.platform.metrics import GatewayMetrics
-from footplate.platform.models import PipelineProvider, find_model
+from footplate.platform.models import NO_SUCH_MODEL, PipelineProvider, find_model
 from footplate.platform.ports import Authenticator, InferenceClient, Principal
+from footplate.platform.routes import targets_of, usable_targets
+from footplate.routing.cascade import Cascade, ConfidenceGate, Decision, Target, decide
+from footplate.routing.prompt_facts import PromptFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class Gateway:
     pipelines: PipelineProvider
     metrics: GatewayMetrics
     admission: Admission
+    # Virtual models, by name.
+    cascades: Mapping[str, Cascade] = field(default_factory=dict)
     clock: Callable[[], float] = field(default=time.perf_counter)
     # Two, so that what the one refuses for is not what answers of models wait for.
     tokens: TenantThreads = field(default_factory=partial(TenantThreads, "tokens", max_waiting=8))
@@ -70,12 +78,54 @@ class Gateway:
 
         Raises:
             ModelNotFound: no such name or alias, or the principal may not use what finally answers.
+            InvalidRequest: it is a route, which is no one model.
             LoadError: its tokenizer can't be used.
         """
-        card = find_model(self.client.models(), name)
+        models = self.client.models()
+        if name in self.cascades:
+            if usable_targets(self.cascades[name], principal, models) is None:
+                raise ModelNotFound(NO_SUCH_MODEL)
+            raise InvalidRequest("This is a route, which has no tokenizer; name one of its models.", "model")
+        card = find_model(models, name)
         authorise(principal, card)
         note_model(request.scope, card.name)
-        return card, self.pipelines.loaded(card) or await self.pipelines.get(card)
+        return card, await self._pipeline(card)
+
+    async def plan(
+        self, request: Request, principal: Principal, name: str, facts: Callable[[], PromptFacts]
+    ) -> Plan:
+        """The models that may answer a request, each authorised. `facts` is asked where a route decides.
+
+        Raises:
+            ModelNotFound, LoadError: as `model`, for any model that has to answer.
+        """
+        cascade = self.cascades.get(name)
+        if cascade is None:
+            card, pipeline = await self.model(request, principal, name)
+            return Plan(name, (Leg(card, pipeline, self.terms(request, principal, card)),))
+        targets = targets_of(cascade, decide(cascade, facts()), principal, self.client.models())
+        decision = targets.decision
+        note_model(request.scope, targets.cards[0].name)
+        legs = []
+        for number, (card, first) in enumerate(
+            zip(targets.cards, leg_numbers(len(targets.cards)), strict=True)
+        ):
+            is_heard = decision.target is Target.SMALL_FIRST and number == 0
+            legs.append(
+                Leg(
+                    card,
+                    await self._pipeline(card),
+                    self.terms(request, principal, card),
+                    is_heard,
+                    # Of two, one has to be there: the large one where it may have to answer.
+                    len(targets.cards) > 1 and (number == 0 or decision.target is Target.SMALL),
+                    first,
+                )
+            )
+        return Plan(name, tuple(legs), cascade, decision)
+
+    async def _pipeline(self, card: ModelCard) -> TextPipeline:
+        return self.pipelines.loaded(card) or await self.pipelines.get(card)
 
     def terms(self, request: Request, principal: Principal, card: ModelCard) -> Terms:
         """As `Admission.terms`; a batch's lines come after all that somebody waits for."""
@@ -85,32 +135,60 @@ class Gateway:
         return replace(terms, priority=BATCH_PRIORITY + max(0, terms.priority))
 
     def run(
-        self,
-        request: Request,
-        principal: Principal,
-        requested_model: str,
-        card: ModelCard,
-        terms: Terms,
-        prompts: Sequence[PromptRun],
+        self, request: Request, principal: Principal, plan: Plan, legs: Sequence[PreparedLeg]
     ) -> AdmittedRun:
         """A request's run under its tenant's limits, not yet begun."""
-        find_latencies = partial(self.metrics.latencies, card.name)
-        run = Run(self.client, card.name, prompts, find_latencies, self.clock)
         scope, caller = request.scope, _in_process(request)
         endpoint: str = scope["route"].path
+        first = legs[0].leg
         facts = RequestFacts(
             scope["footplate.request_id"],
             principal,
-            requested_model,
-            card,
+            plan.requested_model,
+            first.card,
             endpoint,
             request.headers.get("idempotency-key"),
             None if caller is None else caller.line,
+            plan.cascade,
         )
-        admitted = AdmittedRun(run, self.admission, terms, facts)
+        terms = first.terms
+        for other in legs[1:]:
+            terms = terms_of_either(terms, other.leg.terms)
+        admitted = AdmittedRun(self._request_run(plan, legs), self.admission, terms, facts)
         if caller is not None:
             caller.run = admitted
         return admitted
+
+    def _request_run(self, plan: Plan, legs: Sequence[PreparedLeg]) -> RequestRun:
+        cascade, decision = plan.cascade, plan.decision
+        reason = "" if decision is None else decision.reason.value
+        runs = [
+            Run(
+                self.client,
+                each.leg.card.name,
+                each.prompts,
+                partial(self.metrics.latencies, each.leg.card.name),
+                self.clock,
+                reason,
+            )
+            for each in legs
+        ]
+        if cascade is None or decision is None:
+            return runs[0]
+        told = partial(self.admission.cascades.decided, cascade)
+        if len(runs) == 1:
+            told(_final(decision))
+            return runs[0]
+        gate = None
+        if legs[0].leg.is_heard:
+            num_choices = sum(len(prompt.choices) for prompt in legs[0].prompts)
+            gate = ConfidenceGate(num_choices, cascade.threshold, cascade.after_tokens)
+        return CascadeRun(runs[0], legs[0].sink, runs[1], decision, gate, told)
+
+
+def _final(decision: Decision) -> Decision:
+    assert decision.target is not Target.SMALL_FIRST, "then there are two"
+    return decision
 
 
 def _in_process(request: Request) -> InProcessCaller | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -15,7 +15,7 @@ from footplate.engine.types import TokenUsage
 from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.errors import AnswerNotRead
 from footplate.platform.generation import Sink
-from footplate.platform.http.edge import Receive, Scope, Send, note_failure
+from footplate.platform.http.edge import Receive, Scope, Send, note_failure, note_model
 from footplate.platform.http.errors import api_error
 from footplate.platform.http.limit_headers import limit_headers
 
@@ -56,41 +56,45 @@ class BodySink(Sink, Protocol):
     def body(self, usage: TokenUsage) -> dict[str, Any]: ...
 
 
-class _RunResponse(Response, ABC):
-    """Runs the request when it is called, so that refusals still become plain error answers."""
+_AnySink = TypeVar("_AnySink", bound=Sink)
 
-    def __init__(self, run: AdmittedRun) -> None:
+
+class _RunResponse(Response, ABC, Generic[_AnySink]):
+    """Runs the request when it is called, so that refusals still become plain error answers.
+
+    `sinks`: one for each model that may answer, by its name.
+    """
+
+    def __init__(self, run: AdmittedRun, sinks: Mapping[str, _AnySink], apart: Apart) -> None:
         super().__init__()
         self._run = run
+        self._sinks = sinks
+        self._apart = apart
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with until_disconnect(receive):
                 await self._run.open()
-                await self._answer(scope, send)
+                note_model(scope, self._run.served_model)
+                await self._answer(scope, send, self._sinks[self._run.served_model])
         finally:
             await self._run.close()
 
     @abstractmethod
-    async def _answer(self, scope: Scope, send: Send) -> None: ...
+    async def _answer(self, scope: Scope, send: Send, sink: _AnySink) -> None: ...
 
 
-class BodyResponse(_RunResponse):
+class BodyResponse(_RunResponse[BodySink]):
     """The whole answer at once."""
 
-    def __init__(self, run: AdmittedRun, sink: BodySink, apart: Apart) -> None:
-        super().__init__(run)
-        self._sink = sink
-        self._apart = apart
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        await self._run.drain(self._sink)
+    async def _answer(self, scope: Scope, send: Send, sink: BodySink) -> None:
+        await self._run.drain(sink)
         usage = self._run.usage()
 
         def work() -> bytes:
-            return msgspec.json.encode(self._sink.body(usage))
+            return msgspec.json.encode(sink.body(usage))
 
-        body = await self._apart(work) if self._sink.is_large else work()
+        body = await self._apart(work) if sink.is_large else work()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -100,16 +104,11 @@ class BodyResponse(_RunResponse):
         await send({"type": "http.response.body", "body": body})
 
 
-class StreamResponse(_RunResponse):
+class StreamResponse(_RunResponse[StreamSink]):
     """Server-sent events; all that is pending goes out in one send."""
 
-    def __init__(self, run: AdmittedRun, sink: StreamSink, apart: Apart) -> None:
-        super().__init__(run)
-        self._sink = sink
-        self._apart = apart
-
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        out, late = self._sink.out, self._sink.late
+    async def _answer(self, scope: Scope, send: Send, sink: StreamSink) -> None:
+        out, late = sink.out, sink.late
 
         async def flush() -> None:
             if out or late:
@@ -124,8 +123,8 @@ class StreamResponse(_RunResponse):
         headers = [*_STREAM_HEADERS, *_told(self._run)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await self._run.drain(self._sink, flush)
-            self._sink.last(self._run.usage())
+            await self._run.drain(sink, flush)
+            sink.last(self._run.usage())
         except AnswerNotRead:
             raise  # an error event would not be read either
         except Exception as error:
@@ -137,6 +136,8 @@ class StreamResponse(_RunResponse):
 
 def _told(run: AdmittedRun) -> list[tuple[bytes, bytes]]:
     headers = limit_headers(run.states)
+    if run.is_routed:
+        headers.append((b"x-footplate-model", run.served_model.encode()))
     return [*headers, (b"x-footplate-budget", b"soft_exceeded")] if run.is_over_soft_budget else headers
 
 

@@ -1,0 +1,134 @@
+"""From a request's model name to the models that may answer it, and their prompts, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from footplate.engine.errors import EngineError, InvalidRequest
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import ModelCard, SamplingParams
+from footplate.platform.admission import Terms
+from footplate.platform.generation import PromptRun
+from footplate.platform.http.schemas import MAX_CHOICES, ChatCompletionBody, CompletionBody, GenerationBody
+from footplate.routing.cascade import Cascade, CascadeReason, Decision, Target
+from footplate.routing.prompt_facts import PromptFacts, prompt_facts
+
+MAX_TAGS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One model that may answer a request.
+
+    `is_heard`: the log-probabilities of its tokens decide whether it does. `first_number`: what its prompts
+    are numbered from, so that the engines' journals tell the legs of one request apart.
+    """
+
+    card: ModelCard
+    pipeline: TextPipeline
+    terms: Terms
+    is_heard: bool = False
+    is_optional: bool = False
+    first_number: int = 0
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """What the engine is asked for: of a leg that is heard also what the client did not ask to see."""
+        return replace(params, logprobs=0) if self.is_heard and params.logprobs is None else params
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request's model name leads to: a model, or a route's one or two."""
+
+    requested_model: str
+    legs: tuple[Leg, ...]
+    cascade: Cascade | None = None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A leg's prompts, and what makes the client's answer of them."""
+
+    prompts: Sequence[PromptRun]
+    sink: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLeg:
+    """Both together."""
+
+    leg: Leg
+    prompts: Sequence[PromptRun]
+    sink: Any
+
+
+async def prepared(
+    plan: Plan, prepare: Callable[[Leg], Awaitable[Prepared]]
+) -> tuple[Plan, list[PreparedLeg]]:
+    """Each leg's prompts. A leg that may be left out is, where the request does not fit its model.
+
+    Raises:
+        InvalidRequest, RequestTooLarge: the request does not fit a model that has to take it.
+    """
+    ready: list[PreparedLeg] = []
+    for leg in plan.legs:
+        try:
+            made = await prepare(leg)
+        except EngineError:
+            if not leg.is_optional:
+                raise
+            continue
+        ready.append(PreparedLeg(leg, made.prompts, made.sink))
+    if plan.legs[0].is_optional and ready[0].leg is not plan.legs[0]:
+        plan = replace(plan, decision=Decision(Target.LARGE, CascadeReason.SMALL_REFUSED))
+    return plan, ready
+
+
+def leg_numbers(num_legs: int) -> tuple[int, ...]:
+    """What the prompts of each leg are numbered from."""
+    return tuple(number * MAX_CHOICES for number in range(num_legs))
+
+
+def check_routable(plan: Plan, body: GenerationBody) -> None:
+    """Raises InvalidRequest for token ids in a request whose model, and so its vocabulary, is still open."""
+    if plan.cascade is None:
+        return
+    given = [name for name in ("logit_bias", "stop_token_ids", "allowed_token_ids") if getattr(body, name)]
+    if isinstance(body, CompletionBody) and not _texts(body):
+        given.append("prompt")
+    if given:
+        raise InvalidRequest(
+            f"{given[0]} holds token ids, which mean something else to each model of a route. Name one of "
+            "its models, or leave them out.",
+            given[0],
+        )
+
+
+def chat_facts(body: ChatCompletionBody) -> PromptFacts:
+    """What a route may know of a conversation."""
+    texts = []
+    for message in body.messages:
+        if isinstance(message.content, str):
+            texts.append(message.content)
+        else:
+            texts.append("\n".join(part.text or "" for part in message.content or ()))
+    return prompt_facts(texts, has_tools=bool(body.tools or body.functions), tags=_tags(body))
+
+
+def completion_facts(body: CompletionBody) -> PromptFacts:
+    """What a route may know of plain prompts."""
+    return prompt_facts(_texts(body), wants_answer=body.max_tokens != 0, tags=_tags(body))
+
+
+def _texts(body: CompletionBody) -> list[str]:
+    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    return [text for text in given if isinstance(text, str)]
+
+
+def _tags(body: GenerationBody) -> frozenset[str]:
+    """Of the client's `metadata.tags`: words with commas between them."""
+    given = (body.metadata or {}).get("tags", "")
+    return frozenset([tag for tag in (part.strip() for part in given.split(",")) if tag][:MAX_TAGS])
