@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from footplate.engine.capacity import kv_bytes_per_token
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore, Runner
 from footplate.engine.errors import LoadError
@@ -241,8 +242,7 @@ def _cpu_memory(config: EngineConfig) -> int:
 def _num_blocks(config: EngineConfig, model: LoadedModel, memory: int) -> int:
     """How many blocks `memory` bytes hold, never more than all rows at full length could use."""
     shape = model.model_config
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.kv_dtype.itemsize
-    block_bytes = per_token * config.block_size
+    block_bytes = kv_bytes_per_token(shape, model.kv_dtype.itemsize) * config.block_size
     useful = config.max_num_seqs * -(-model.max_len // config.block_size)
     num_blocks = min(memory // block_bytes, useful)
     if num_blocks < 1:

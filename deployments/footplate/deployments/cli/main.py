@@ -15,6 +15,7 @@ from footplate.deployments.cli.bench import bench_commands
 from footplate.deployments.cli.config import config_commands
 from footplate.deployments.cli.doctor import doctor
 from footplate.deployments.cli.eval import eval_commands
+from footplate.deployments.cli.plan import plan
 from footplate.deployments.cli.serve import serve
 from footplate.deployments.errors import DeploymentError
 from footplate.engine.errors import EngineError
@@ -52,6 +53,7 @@ application.command()(reconcile)
 application.add_typer(bench_commands, name="bench")
 application.add_typer(config_commands, name="config")
 application.add_typer(eval_commands, name="eval")
+application.command()(plan)
 
 
 def main() -> None:
