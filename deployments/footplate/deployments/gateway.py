@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+from footplate.deployments.channel.address import ChannelAddress
 from footplate.deployments.channel.hub import TokenHub
 from footplate.deployments.engine_replica import CHANNEL_PURPOSE, PREFIX_PURPOSE
 from footplate.deployments.inference_client import ChannelInferenceClient
@@ -24,6 +25,8 @@ from footplate.platform.routing_metrics import RoutingMetrics
 from footplate.tenancy.secrets import MasterKey
 
 AppBuilder = Callable[[GatewaySpec, InferenceClient], Awaitable[Any]]
+# A free port of the address by which other nodes of the cluster reach this one.
+NODE_CHANNEL = "tcp:node:0"
 
 
 class Gateway:
@@ -37,6 +40,8 @@ class Gateway:
         address = spec.channel_address
         if address.startswith("unix:"):
             address = f"{address.rstrip('/')}/gateway-{os.getpid()}.sock"
+        elif address == NODE_CHANNEL:
+            address = str(ChannelAddress(host=_node_address()))
         await self._hub.start(address)
         metrics = RoutingMetrics()
         board = ReplicaBoard(master_key.derive(PREFIX_PURPOSE), metrics=metrics)
@@ -62,3 +67,10 @@ class Gateway:
             await client.close()
         if hub is not None:
             await hub.close()
+
+
+def _node_address() -> str:
+    # Without a cluster nothing asks for it.
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

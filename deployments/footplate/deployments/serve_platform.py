@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -40,17 +40,25 @@ def gpu_share(config: EngineConfig, num_gpus: float) -> float:
 
 
 def model_application(
-    spec: ReplicaSpec, *, num_gpus: float = 0.0, graceful_s: float = 3600.0
+    spec: ReplicaSpec,
+    *,
+    num_gpus: float = 0.0,
+    graceful_s: float = 3600.0,
+    resources: Mapping[str, float] | None = None,
 ) -> serve.Application:
     """One model's application: a deployment of engine replicas without a route of its own.
 
-    `num_gpus` is what the cluster has.
+    `num_gpus` is what the cluster has; `resources` are names of the cluster's own that a replica books.
     """
     deployment = serve.deployment(
         name=ENGINE_DEPLOYMENT,
         num_replicas=spec.model.min_replicas,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": 0, "num_gpus": gpu_share(spec.model.engine, num_gpus)},
+        ray_actor_options={
+            "num_cpus": 0,
+            "num_gpus": gpu_share(spec.model.engine, num_gpus),
+            "resources": dict(resources or {}),
+        },
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=graceful_s,
@@ -67,14 +75,18 @@ def replica_index() -> str:
 
 
 def gateway_application(
-    spec: GatewaySpec, *, num_replicas: int = 1, graceful_s: float = 3600.0
+    spec: GatewaySpec,
+    *,
+    num_replicas: int = 1,
+    graceful_s: float = 3600.0,
+    resources: Mapping[str, float] | None = None,
 ) -> serve.Application:
     """The HTTP entrance at `/`."""
     deployment = serve.deployment(
         name=GATEWAY_DEPLOYMENT,
         num_replicas=num_replicas,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": dict(resources or {})},
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=graceful_s,

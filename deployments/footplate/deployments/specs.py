@@ -46,7 +46,7 @@ class GatewaySpec:
 
     models: tuple[str, ...]
     master_key_file: str
-    # `unix:/folder/` (each gateway makes a socket of its own there) or `tcp:host:0`.
+    # `unix:/folder/` (each gateway makes a socket of its own there), `tcp:host:0`, or `gateway.NODE_CHANNEL`.
     channel_address: str
     database_url: str = ""
     redis_url: str = ""

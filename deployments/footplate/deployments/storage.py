@@ -9,8 +9,8 @@ from footplate.tenancy.bootstrap import create_first_keys
 from footplate.tenancy.secrets import MasterKey
 
 
-def prepare_storage(database_url: str, master_key_file: Path, keys_dir: Path) -> None:
-    """Run migrations and make sure that the first keys exist. Idempotent.
+def prepare_storage(database_url: str, master_key_file: Path, keys_dir: Path | None) -> None:
+    """Run migrations and make sure that the first keys exist; without a folder none are made. Idempotent.
 
     Raises:
         StartupError: the database can't be reached or used.
@@ -24,7 +24,8 @@ def prepare_storage(database_url: str, master_key_file: Path, keys_dir: Path) ->
     engine = connect(database_url, pool_size=1)
     try:
         schema.upgrade(engine)
-        create_first_keys(PostgresKeyStore(engine), MasterKey.load(master_key_file), keys_dir)
+        if keys_dir is not None:
+            create_first_keys(PostgresKeyStore(engine), MasterKey.load(master_key_file), keys_dir)
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or type(error).__name__).strip().splitlines()[0]
         raise StartupError(f"the database can't be used: {cause}", "check storage.database_url") from error

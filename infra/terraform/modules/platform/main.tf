@@ -56,7 +56,6 @@ resource "aws_secretsmanager_secret" "this" {
     master-key      = "Footplate's master key, fpmk:1:<64 hex digits>. Lost, all API keys are."
     limits-password = "Password of the Valkey of limits."
     ray-password    = "Password of the Valkey of Ray's control store."
-    ray-auth-token  = "Token that Ray's processes ask of one another."
   }
   name                    = "${var.name}/${each.key}"
   description             = each.value

@@ -44,7 +44,7 @@ run "all_parts_fit_together" {
     error_message = "the chart must hear of Ray's store"
   }
   assert {
-    condition     = length(output.secret_arns) == 5
-    error_message = "four holders and the database's secret"
+    condition     = length(output.secret_arns) == 4
+    error_message = "three holders and the database's secret"
   }
 }

@@ -57,7 +57,7 @@ run "values_for_the_chart_hold_no_secret" {
     error_message = "the URL must be one that the configuration takes"
   }
   assert {
-    condition     = keys(output.secret_arns) == ["database", "limits-password", "master-key", "ray-auth-token", "ray-password"]
+    condition     = keys(output.secret_arns) == ["database", "limits-password", "master-key", "ray-password"]
     error_message = "every secret of the chart has a holder"
   }
 }
