@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
+from footplate.engine.memory import give_back_memory
 from tests.engine.answers import poison
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -46,6 +48,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any
         return loaded[key]
 
     return get
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory() -> Iterator[None]:
+    """A file's engines leave their memory to the next file."""
+    yield
+    gc.collect()
+    give_back_memory()
 
 
 @pytest.fixture

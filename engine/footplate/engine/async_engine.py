@@ -13,6 +13,7 @@ from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
 from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.kv.block_log import BlockChanges
+from footplate.engine.memory import give_back_memory
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class AsyncEngine:
         self.core.shutdown()
         # What `load` froze can be collected again: a model that is let go is gigabytes.
         gc.unfreeze()
+        give_back_memory()
 
     def _run(self) -> None:
         try:

@@ -165,7 +165,10 @@ def _used_bytes(device: torch.device) -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Tell glibc not to hand freed memory back: a step's buffers would fault in page by page, every step."""
+    """Tell glibc not to hand freed memory back: a step's buffers would fault in page by page, every step.
+
+    See `memory.give_back_memory`.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
