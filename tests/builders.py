@@ -44,7 +44,11 @@ def known_principals() -> dict[str, Principal]:
 
 
 def gateway_app(
-    client: InferenceClient, authenticator: Authenticator, pipelines: PipelineProvider, **options: Any
+    client: InferenceClient,
+    authenticator: Authenticator,
+    pipelines: PipelineProvider,
+    settings: Settings | None = None,
+    **options: Any,
 ) -> FastAPI:
-    """The gateway's app with the settings that nobody wrote."""
-    return create_app(Settings(), client, authenticator, pipelines, **options)
+    """The gateway's app, with the settings that nobody wrote."""
+    return create_app(settings or Settings(), client, authenticator, pipelines, **options)

@@ -13,6 +13,7 @@ from footplate.billing.adapters.postgres.period_store import PostgresPeriodStore
 from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
 from footplate.billing.adapters.postgres.reconcile_reader import PostgresLedgerCountReader
 from footplate.billing.adapters.postgres.report_reader import PostgresReportReader
+from footplate.billing.adapters.postgres.route_reader import PostgresRouteReader
 from footplate.billing.export_process import ExportProcesses
 from footplate.billing.journal import waiting_events
 from footplate.billing.reconcile import EngineCount, EngineCounts, Reservations
@@ -52,6 +53,7 @@ class BooksService:
             reservations=lambda: reservations(held, paths.usage_journal_dir.with_name(OPEN_FOLDER)),
             waiting_events=lambda: waiting_events(paths.usage_journal_dir),
             batch_counts=lambda span: batch_counts(self._engine, ledger.batches(span), span),
+            routes=PostgresRouteReader(books),
         )
 
     async def close(self) -> None:

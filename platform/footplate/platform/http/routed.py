@@ -11,7 +11,13 @@ from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import ModelCard, SamplingParams
 from footplate.platform.admission import Terms
 from footplate.platform.generation import PromptRun
-from footplate.platform.http.schemas import MAX_CHOICES, ChatCompletionBody, CompletionBody, GenerationBody
+from footplate.platform.http.schemas import (
+    MAX_CHOICES,
+    ChatCompletionBody,
+    ChatMessage,
+    CompletionBody,
+    GenerationBody,
+)
 from footplate.routing.cascade import Cascade, CascadeReason, Decision, Target
 from footplate.routing.prompt_facts import PromptFacts, prompt_facts
 
@@ -97,7 +103,7 @@ def check_routable(plan: Plan, body: GenerationBody) -> None:
     if plan.cascade is None:
         return
     given = [name for name in ("logit_bias", "stop_token_ids", "allowed_token_ids") if getattr(body, name)]
-    if isinstance(body, CompletionBody) and not _texts(body):
+    if isinstance(body, CompletionBody) and not prompt_texts(body.prompt):
         given.append("prompt")
     if given:
         raise InvalidRequest(
@@ -109,22 +115,28 @@ def check_routable(plan: Plan, body: GenerationBody) -> None:
 
 def chat_facts(body: ChatCompletionBody) -> PromptFacts:
     """What a route may know of a conversation."""
-    texts = []
-    for message in body.messages:
-        if isinstance(message.content, str):
-            texts.append(message.content)
-        else:
-            texts.append("\n".join(part.text or "" for part in message.content or ()))
-    return prompt_facts(texts, has_tools=bool(body.tools or body.functions), tags=_tags(body))
+    has_tools = bool(body.tools or body.functions)
+    return prompt_facts(message_texts(body.messages), has_tools=has_tools, tags=_tags(body))
 
 
 def completion_facts(body: CompletionBody) -> PromptFacts:
     """What a route may know of plain prompts."""
-    return prompt_facts(_texts(body), wants_answer=body.max_tokens != 0, tags=_tags(body))
+    return prompt_facts(prompt_texts(body.prompt), wants_answer=body.max_tokens != 0, tags=_tags(body))
 
 
-def _texts(body: CompletionBody) -> list[str]:
-    given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+def message_texts(messages: Sequence[ChatMessage]) -> list[str]:
+    """The text of each message."""
+    return [
+        message.content
+        if isinstance(message.content, str)
+        else "\n".join(part.text or "" for part in message.content or ())
+        for message in messages
+    ]
+
+
+def prompt_texts(prompt: str | Sequence[Any]) -> list[str]:
+    """Those of plain prompts that are texts, not ids."""
+    given = [prompt] if isinstance(prompt, str) else prompt
     return [text for text in given if isinstance(text, str)]
 
 

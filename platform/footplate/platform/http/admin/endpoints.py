@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from footplate.platform.http.admin.billing_endpoints import billing_routes
 from footplate.platform.http.admin.exchange import PAGE_PARAMETERS, PREFIX, AdminExchange, AdminRoute, listed
+from footplate.platform.http.admin.route_endpoints import route_routes
 from footplate.platform.http.admin.schemas import (
     AuditAnswer,
     EmptyBody,
@@ -218,4 +219,5 @@ def admin_routes(checks: Mapping[str, ReadinessCheck]) -> tuple[AdminRoute, ...]
         ),
         AdminRoute("GET", f"{PREFIX}/health", a.READ_HEALTH, show_health, HealthAnswer),
         *billing_routes(paged),
+        *route_routes(),
     )
