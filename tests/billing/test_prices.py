@@ -165,7 +165,18 @@ def test_what_is_wrong_is_named(change: dict[str, object], field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "- 1", "", "models: {m: {}}\nmodels: {n: {}}", "x: &a [*a]", "\x00", "'"]
+    "text",
+    [
+        "a: [",
+        "- 1",
+        "",
+        "models: {m: {}}\nmodels: {n: {}}",
+        "x: &a [*a]",
+        "\x00",
+        "'",
+        "[" * 900 + "]" * 900,
+        "models: " + "{a: " * 900 + "1" + "}" * 900,
+    ],
 )
 def test_files_that_are_no_price_list_are_refused(text: str) -> None:
     with pytest.raises(InvalidPrice):

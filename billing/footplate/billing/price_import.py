@@ -82,6 +82,8 @@ def from_yaml(text: str) -> PriceList:
         where = "" if mark is None else f" in line {mark.line + 1}"
         problem = getattr(error, "problem", None) or "it can't be read"
         raise InvalidPrice(f"the file is not as it must be{where}: {problem}", "") from error
+    except RecursionError:
+        raise InvalidPrice("the file nests deeper than a price book does", "") from None
     return from_fields(fields)
 
 
