@@ -111,6 +111,13 @@ def test_what_can_not_be_asked_is_refused_by_name(world: World, query: str, para
     assert world.refused(400, "invalid_value", "GET", f"usage?{query}")["param"] == param
 
 
+@pytest.mark.parametrize("field", ["tenant_id", "key_id", "model", "timezone", "from"])
+def test_what_no_database_takes_is_refused_in_a_body_and_in_a_path(world: World, field: str) -> None:
+    assert world.refused(400, "invalid_value", "POST", "exports", {field: "a\0b"})["param"] == field
+    for path in ("exports/%00", "exports/%00/file", "prices/%00"):
+        world.refused(404, "not_found", "GET", path)
+
+
 def test_a_tenants_admin_sees_its_own_use_alone(world: World) -> None:
     filled(world)
     own = {"key": "tenant_admin"}

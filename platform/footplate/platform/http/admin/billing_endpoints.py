@@ -282,6 +282,8 @@ async def download_export(exchange: AdminExchange) -> Response:
 
 async def _export(exchange: AdminExchange) -> Export:
     wanted = str(exchange.request.path_params["export_id"])
+    if not wanted.isprintable():
+        raise NotFound("there is no such export")
     export = await exchange.billing.ask(lambda: exchange.billing.exports.find(wanted))
     caller = exchange.caller
     is_own = export.request.filter.tenant_id == caller.tenant_id
@@ -333,6 +335,10 @@ def _range(exchange: AdminExchange, given: Mapping[str, Any]) -> TimeRange:
 def _filter(exchange: AdminExchange, given: Mapping[str, Any]) -> UsageFilter:
     """What a caller asks for, within what it may see. Raises NotFound for another tenant's."""
     caller, action = exchange.caller, exchange.route.action
+    for name in FILTERS:
+        # Bodies come here too; a NUL is a character of JSON and none of PostgreSQL's.
+        if not (given.get(name) or "").isprintable():
+            raise InvalidValue(f"{name} must hold printable characters only", name)
     tenant_id, key_id, model = (given.get(name) for name in FILTERS)
     if tenant_id is not None and not TENANT_ID.fullmatch(tenant_id):
         raise InvalidValue("tenant_id is no id of a tenant", "tenant_id")
