@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,31 @@ async def test_without_a_database_files_and_batches_are_a_503_that_says_when_to_
         ):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
             assert answer.headers["retry-after"] == "1"
+
+
+async def test_what_is_on_its_way_counts_like_what_is_kept(run: Run) -> None:
+    """Many uploads that never end fill a disk as well as many that do."""
+    async with run(settings=BatchSettings(max_stored_gib=4 / 1024)) as rig:
+        is_sent, may_end = asyncio.Event(), asyncio.Event()
+        head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n'
+        purpose = b'\r\n--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--'
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield head
+            for _ in range(3):
+                yield b"x" * (1 << 20)
+            is_sent.set()
+            await may_end.wait()
+            yield purpose
+
+        async with rig.http() as http:
+            kind = {"content-type": "multipart/form-data; boundary=b"}
+            slow = asyncio.create_task(http.post("/files", content=slowly(), headers=kind))
+            await is_sent.wait()
+            await until(lambda: rig.sql("select 1 from batches.files where num_bytes >= 2 << 20"))
+            refused = await rig.post_file(b"x" * (5 << 19))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+            assert (await rig.post_file(b"x")).status_code == 200
+            may_end.set()
+            assert (await slow).json()["bytes"] == 3 << 20
+        assert len(rig.paths) == 2

@@ -13,7 +13,8 @@ from footplate.platform.errors import LimitRefused, NotThere, WrongState
 
 # Of a tenant's files: one at a time counts what it has.
 _LOCK_SPACE = 0x66706266
-RECEIVING_S = 24 * 3600
+# Longer than any body may take to come. What a gateway that died had counts against its tenant so long.
+RECEIVING_S = 3_600
 _OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 _COLUMNS = "id, tenant_id, purpose, filename, num_bytes, created_at, expires_at"
 _IN_USE = f"""exists (select from batches.batches b
@@ -23,8 +24,9 @@ _SEEN = f"f.state = 'ready' and (f.expires_at is null or f.expires_at > {NOW} or
 _LOCK = text("select pg_advisory_xact_lock(:space, hashtext(:tenant))")
 _HAVE = text(
     "select count(*), coalesce(sum(num_bytes), 0) from batches.files where tenant_id = :tenant and state <> "
-    "'deleted'"
+    "'deleted' and id <> :but"
 )
+_NOTE = text("update batches.files set num_bytes = :num_bytes where id = :id and state = 'receiving'")
 _BEGIN = text(f"""
 insert into batches.files (id, tenant_id, purpose, filename, state, created_at)
 values (:id, :tenant, :purpose, :filename, 'receiving', {NOW})""")
@@ -72,12 +74,16 @@ class PostgresFileRows:
             )
         return file_id
 
+    def note_size(self, file_id: str, new: NewFile, num_bytes: int, limits: FileLimits) -> None:
+        """As `FileRows.note_size`."""
+        with self._database.transaction() as connection:
+            self._refuse_too_much(connection, file_id, new, num_bytes, limits)
+            connection.execute(_NOTE, dict(id=file_id, num_bytes=num_bytes))
+
     def finish(self, file_id: str, new: NewFile, num_bytes: int, limits: FileLimits) -> StoredFile:
         """As `FileRows.finish`."""
         with self._database.transaction() as connection:
-            _, have = self._have(connection, new.tenant_id)
-            if have + num_bytes > limits.max_stored_bytes:
-                raise _too_much(have + num_bytes, limits)
+            self._refuse_too_much(connection, file_id, new, num_bytes, limits)
             row = connection.execute(
                 _FINISH,
                 dict(
@@ -145,9 +151,16 @@ class PostgresFileRows:
                 text("delete from batches.files where id = :id and state <> 'ready'"), {"id": file_id}
             )
 
-    def _have(self, connection: Connection, tenant_id: str) -> tuple[int, int]:
+    def _refuse_too_much(
+        self, connection: Connection, file_id: str, new: NewFile, num_bytes: int, limits: FileLimits
+    ) -> None:
+        _, others = self._have(connection, new.tenant_id, but=file_id)
+        if others + num_bytes > limits.max_stored_bytes:
+            raise _too_much(others + num_bytes, limits)
+
+    def _have(self, connection: Connection, tenant_id: str, but: str = "") -> tuple[int, int]:
         connection.execute(_LOCK, {"space": _LOCK_SPACE, "tenant": tenant_id})
-        num_files, num_bytes = connection.execute(_HAVE, {"tenant": tenant_id}).one()
+        num_files, num_bytes = connection.execute(_HAVE, {"tenant": tenant_id, "but": but}).one()
         return int(num_files), int(num_bytes)
 
 

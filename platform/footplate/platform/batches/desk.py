@@ -14,6 +14,8 @@ from footplate.platform.errors import BatchStoreAway, FileStoreAway, NotThere
 
 NO_SUCH_FILE = "There is no such file, or it is not yours. GET /v1/files lists yours."
 NO_SUCH_BATCH = "There is no such batch, or it is not yours. GET /v1/batches lists yours."
+# As often the size of an upload is noted: many at a time fill a disk long before the first is whole.
+NOTED_BYTES = 1 << 20
 _Answer = TypeVar("_Answer")
 
 
@@ -77,7 +79,7 @@ class BatchDesk:
         def begin() -> Upload:
             file_id = self.files.begin(new, self.limits)
             key = file_key(new.tenant_id, file_id)
-            return Upload(self, file_id, key, self.data.writer(key))
+            return Upload(self, new, file_id, key, self.data.writer(key))
 
         return await self.threads.ask(begin)
 
@@ -116,15 +118,24 @@ class Upload:
     """A file whose bytes are coming. `finish` or `abort` must follow."""
 
     desk: BatchDesk
+    new: NewFile
     file_id: str
     key: str
     writer: ByteWriter
     num_bytes: int = 0
+    _num_noted: int = 0
 
     async def write(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Take the next bytes. Raises LimitRefused once the tenant's files would hold too much."""
         self.num_bytes += len(data)
-        await self.desk.threads.ask(lambda: self.writer.write(data))
+
+        def write() -> None:
+            if self.num_bytes - self._num_noted >= NOTED_BYTES:
+                self.desk.files.note_size(self.file_id, self.new, self.num_bytes, self.desk.limits)
+                self._num_noted = self.num_bytes
+            self.writer.write(data)
+
+        await self.desk.threads.ask(write)
 
     async def finish(self, new: NewFile) -> StoredFile:
         """All of it is there. Raises LimitRefused."""

@@ -109,6 +109,10 @@ class FileRows(Protocol):
         """Note a file whose bytes are about to come; its id. Raises LimitRefused."""
         ...
 
+    def note_size(self, file_id: str, new: NewFile, num_bytes: int, limits: FileLimits) -> None:
+        """So much of it is there by now: it counts like what is kept. Raises LimitRefused."""
+        ...
+
     def finish(self, file_id: str, new: NewFile, num_bytes: int, limits: FileLimits) -> StoredFile:
         """Its bytes are there. Raises LimitRefused; then it is as if it had been deleted."""
         ...
