@@ -189,32 +189,40 @@ async def test_an_unsure_answer_is_thrown_away_and_costs_the_client_nothing(
     assert frames[-1]["usage"]["completion_tokens"] == num_answer
 
 
-async def test_nothing_is_sent_before_the_policy_has_decided(routed: Routed) -> None:
-    script = routed.plays("little", "A small answer of some more tokens.", hold_after=3)
-    sent = asyncio.Event()
-    real_send = httpx.ASGITransport(routed.rig.app)
-    messages: list[Any] = []
+@pytest.mark.parametrize(("num_steps", "is_sent"), [(3, False), (4, True)])
+async def test_the_first_byte_goes_out_when_the_policy_has_decided_and_not_before(
+    routed: Routed, num_steps: int, is_sent: bool
+) -> None:
+    script = routed.plays("little", "A small answer of some more tokens.", hold_after=num_steps)
+    bodies: list[bytes] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def noting(message: Any) -> None:
-            messages.append(message)
-            sent.set()
+            bodies.append(message.get("body", b""))
             await send(message)
 
-        await real_send.app(scope, receive, noting)
+        await routed.rig.app(scope, receive, noting)
 
     transport = httpx.ASGITransport(app)
     headers = {"authorization": f"Bearer {TENANT_KEY}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as http:
         task = asyncio.create_task(http.post(TEXT, json=asking(TEXT, stream=True)))
-        while not routed.rig.engine.generations or routed.rig.engine.generations[0].num_steps < 3:
+        while not routed.rig.engine.generations or routed.rig.engine.generations[0].num_steps < num_steps:
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not messages
+        assert bool(bodies) is is_sent and (b"small" in b"".join(bodies)) is is_sent
         script.goes_on.set()
         response = await task
-    assert sent.is_set() and said(response, TEXT) == "A small answer of some more tokens."
+    assert said(response, TEXT) == "A small answer of some more tokens."
+
+
+async def test_what_a_kept_stream_makes_apart_goes_out_too(routed: Routed) -> None:
+    """A large echoed prompt is made beside the loop, also where the whole answer was heard first."""
+    routed.plays("little", "Yes.")
+    prompt = "word " * 400
+    response = await routed.post(TEXT, asking(TEXT, prompt=prompt, echo=True, logprobs=20, stream=True))
+    assert (said(response, TEXT), models_named(response)) == (f"{prompt}Yes.", {"little"})
 
 
 async def test_logprobs_are_asked_of_the_small_model_and_shown_only_to_who_wants_them(routed: Routed) -> None:
@@ -467,6 +475,15 @@ async def test_one_reservation_covers_whichever_answers(routed: Routed) -> None:
     assert int(response.headers["x-ratelimit-remaining-tokens"]) == 1_000 - num_prompt - 32
     again = await routed.post(TEXT, asking(TEXT))
     assert int(again.headers["x-ratelimit-remaining-tokens"]) == 1_000 - used - num_prompt - 32
+
+
+async def test_what_is_held_is_the_most_that_either_may_use(make_routed: Callable[..., Routed]) -> None:
+    routed = make_routed({"max_model_len": 100, "kv_tokens": 100})
+    caller = replace(principal(), tenant_quota=Quota(tokens_per_minute=100_000))
+    routed.rig.keys.principals = {**known_principals(), TENANT_KEY: caller}
+    response = await routed.post(CHAT, asking(CHAT, max_tokens=None))
+    assert models_named(response) == {"little"}
+    assert int(response.headers["x-ratelimit-remaining-tokens"]) == 100_000 - 8_192
 
 
 async def test_a_limit_of_either_model_limits_the_route(routed: Routed) -> None:
