@@ -189,6 +189,22 @@ async def test_what_is_over_its_time_or_was_never_finished_is_swept(run: Run) ->
         assert rig.paths == [f"tenant-a/files/{kept}"]
 
 
+async def test_the_bytes_of_an_upload_whose_gateway_died_are_swept_too(run: Run) -> None:
+    async with run() as rig:
+        kept = await rig.upload(b"{}")
+        store = DiskStore(rig.data_dir / "files")
+        for name in ("file-torn", "file-torn2"):
+            store.writer(f"tenant-a/files/{name}").write(b"secret")
+        rig.sql(
+            "insert into batches.files (id, tenant_id, purpose, filename, state, created_at) values "
+            "('file-torn', 'tenant-a', '', 'x', 'receiving', now() - interval '2 hours')"
+        )
+        await until(lambda: rig.sql("select id from batches.files") == [(kept,)])
+        names = {path.name for path in (rig.data_dir / "files" / "tenant-a" / "files").iterdir()}
+        # The other one is on its way.
+        assert len(names) == 2 and kept in names and "file-torn2" in str(names)
+
+
 async def test_a_tenant_keeps_so_many_files_and_bytes_and_no_more(run: Run) -> None:
     settings = BatchSettings(max_files=2, max_stored_gib=100 / 2**30, max_open=1)
     async with run(settings=settings) as rig:

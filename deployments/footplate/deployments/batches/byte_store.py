@@ -6,6 +6,7 @@ all, also after a power cut. An object store has no half objects: its upload is 
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import tempfile
@@ -90,7 +91,11 @@ class DiskStore:
     def delete(self, key: str) -> None:
         """As `ByteStore.delete`."""
         with _asking():
-            (self._root / key).unlink(missing_ok=True)
+            path = self._root / key
+            path.unlink(missing_ok=True)
+            # What a process that died had begun of it stands beside it, and nobody else knows its name.
+            for begun in path.parent.glob(f".{glob.escape(path.name)}.*"):
+                begun.unlink(missing_ok=True)
 
     def delete_folder(self, folder: str) -> None:
         """As `ByteStore.delete_folder`."""
