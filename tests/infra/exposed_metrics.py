@@ -24,7 +24,12 @@ def gateway_metrics(scratch: Path) -> GatewayMetrics:
     limits = GatewayLimits(f"redis://{NOWHERE}/0", LimitSettings(), metering=metering.metering)
     counts = limits.admission.metrics
     metrics = GatewayMetrics(
-        lambda: {("m", "0"): EngineStats()}, counts, metering.metrics, BatchMetrics(), RoutingMetrics()
+        lambda: {("m", "0"): EngineStats()},
+        counts,
+        metering.metrics,
+        BatchMetrics(),
+        RoutingMetrics(),
+        limits.admission.cascades,
     )
     metrics.latencies("m", "0").first_token.observe(0.1)
     return metrics
