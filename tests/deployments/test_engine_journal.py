@@ -101,6 +101,29 @@ def test_a_killed_replica_leaves_its_last_step_and_the_next_one_keeps_it(tmp_pat
     second.close()
 
 
+@pytest.mark.parametrize("places", [("0", "1"), ("1", "0")])
+def test_a_request_that_ran_in_two_replicas_is_what_one_of_them_delivered(
+    tmp_path: Path, places: tuple[str, str]
+) -> None:
+    """The one that froze, and hears when it wakes that nobody waits for it, hides nothing of the other."""
+    frozen, other = (EngineJournal(tmp_path / place) for place in places)
+    for journal in (frozen, other):
+        for name in ("nothing", "some"):
+            journal.open(name, 2)
+    frozen.note([step("some", 1, 2)])
+    other.note([step("some", 1, 2, 3), step("nothing", 1), step("some", 4, index=1)])
+    assert counts(tmp_path) == {"nothing": (1, 0), "some": (4, 2)}
+    ends = [step(name, index=n, finish=FinishReason.ABORT) for name in ("nothing", "some") for n in (0, 1)]
+    for journal in (other, frozen):
+        journal.note(ends)
+        assert counts(tmp_path) == {"nothing": (1, 0), "some": (4, 2)}
+    # A stop string was found by the gateway that read the other one.
+    other.cut("some", 0, 1)
+    other.close()
+    frozen.close()
+    assert counts(tmp_path) == {"nothing": (1, 0), "some": (2, 4)}
+
+
 def test_a_torn_end_costs_no_more_than_itself(tmp_path: Path) -> None:
     journal = EngineJournal(tmp_path)
     journal.open("a", 1)

@@ -48,6 +48,8 @@ class ProducedTokens:
     used: list[int | None]
     # The process was killed while it ran: what it made after its last step is in nobody's count.
     is_cut_off: bool = False
+    # That has run it, as its files are named.
+    process: str = ""
 
     @property
     def num_produced(self) -> int:
@@ -284,34 +286,74 @@ class EngineJournal:
 
     def _ended_of(self, steps: Path) -> set[str]:
         """What the process of a `steps` file has written down as ended."""
-        process = steps.name.rpartition("-")[0]
-        files = self._folder.glob(f"{process}-*.ended")
+        files = self._folder.glob(f"{_process_of(steps)}-*.ended")
         return {line.id for path in files for line in _read_lines(path.read_bytes()) if line.produced}
 
 
 def read_journals(root: Path) -> dict[str, ProducedTokens]:
-    """Everything under a folder of journals, by request; of running requests what is known so far."""
+    """Everything under a folder of journals, by request; of running requests what is known so far.
+
+    A request may have run in several processes: in one that died or froze, then elsewhere. One answer of it
+    is delivered, the longest; what the others made is discarded.
+    """
     found: dict[str, ProducedTokens] = {}
+    others: dict[str, list[ProducedTokens]] = {}  # of requests that ran in more than one process
     for path in sorted(root.rglob("*.steps")):
         with suppress(FileNotFoundError):  # it was replaced by a newer one meanwhile
-            found.update((each.request_id, each) for each in _read_steps(path.read_bytes()))
-    corrections: list[_Line] = []
+            for each in _read_steps(path.read_bytes()):
+                each.process = _process_of(path)
+                _keep(found, others, each)
+    corrections: list[tuple[str, _Line]] = []
     for path in sorted(root.rglob("*.ended")):
+        process = _process_of(path)
         with suppress(FileNotFoundError):
             for line in _read_lines(path.read_bytes()):
                 if line.produced:
                     used = line.used or [None] * len(line.produced)
-                    found[line.id] = ProducedTokens(line.id, line.produced, used, line.is_cut_off)
+                    run = ProducedTokens(line.id, line.produced, used, line.is_cut_off, process)
+                    _keep(found, others, run)
                 else:
-                    corrections.append(line)
-    for line in corrections:
-        tokens = found.get(line.id)
-        if tokens is None:
-            continue
-        for index, num_used in enumerate(line.used):
-            if num_used is not None and index < len(tokens.used):
-                tokens.used[index] = num_used
+                    corrections.append((process, line))
+    for process, line in corrections:
+        if line.id in found:
+            runs = [found[line.id], *others.get(line.id, ())]
+            # Told to the process that ran it, or to one in its place.
+            _cut([run for run in runs if run.process == process] or runs, line.used)
+    for request_id, more in others.items():
+        found[request_id] = _as_one([found[request_id], *more])
     return found
+
+
+def _keep(
+    found: dict[str, ProducedTokens], others: dict[str, list[ProducedTokens]], run: ProducedTokens
+) -> None:
+    """In the place of what the same process said before."""
+    first = found.setdefault(run.request_id, run)
+    if first.process == run.process:
+        found[run.request_id] = run
+        return
+    rest = [each for each in others.get(run.request_id, ()) if each.process != run.process]
+    others[run.request_id] = [*rest, run]
+
+
+def _cut(runs: Iterable[ProducedTokens], used: Sequence[int | None]) -> None:
+    for run in runs:
+        for index, num_used in enumerate(used[: len(run.used)]):
+            run.used[index] = run.used[index] if num_used is None else num_used
+
+
+def _as_one(runs: list[ProducedTokens]) -> ProducedTokens:
+    best = max(runs, key=lambda run: (run.num_delivered, not run.is_cut_off))
+    # Of other runs nothing is delivered, so what the best one delivered is said by number.
+    pairs = zip(best.produced, best.used, strict=True)
+    used: list[int | None] = [made if cut is None else min(made, cut) for made, cut in pairs]
+    produced = list(best.produced)
+    produced[0] += sum(run.num_produced for run in runs if run is not best)
+    return ProducedTokens(best.request_id, produced, used, best.is_cut_off, best.process)
+
+
+def _process_of(path: Path) -> str:
+    return path.name.rpartition("-")[0]
 
 
 def _read_lines(data: bytes) -> Iterator[_Line]:
