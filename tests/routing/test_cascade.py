@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from footplate.routing.classifier import (
     train,
 )
 from footplate.routing.errors import InvalidClassifier
-from footplate.routing.prompt_facts import PromptFacts, prompt_facts
+from footplate.routing.prompt_facts import MAX_LOOKED_AT, PromptFacts, prompt_facts
 
 R = CascadeReason
 SURE, HALF = math.log(0.9), math.log(0.5)
@@ -199,6 +200,22 @@ def test_any_text_has_facts_and_a_score_between_0_and_1(texts: list[str]) -> Non
     facts = prompt_facts(texts)
     assert 0 <= packaged_classifier().score(facts) <= 1
     assert all(math.isfinite(value) for value in facts.numbers().values())
+
+
+@pytest.mark.parametrize("piece", ["\n", " ", "A) ", "{;} ", "1", "def ", "\n \n", "'", "é", "x\n"])
+def test_facts_of_a_long_text_take_steps_in_proportion_to_it(piece: str) -> None:
+    """A pattern that begins again at every character took 400 times as long for 20 times as much.
+
+    In this process's own time and against itself, with room for a slow machine: no speed is promised.
+    """
+
+    def seconds(text: str) -> float:
+        begin = time.process_time()
+        prompt_facts([text])
+        return time.process_time() - begin
+
+    few, many = piece * (200 // len(piece)), piece * (MAX_LOOKED_AT // len(piece))
+    assert min(seconds(many) for _ in range(3)) < 200 * min(seconds(few) for _ in range(3)) + 0.05
 
 
 # --- the classifier ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\d+")
 _CODE = re.compile(
     r"```|\bdef \w+\(|\bclass \w+|#include|\bfunction\b|\bSELECT\b|[{};]\s*$|=>|==", re.MULTILINE
 )
-_OPTION = re.compile(r"^\s*\(?[A-Ea-e1-5][).:]\s", re.MULTILINE)
+_OPTION = re.compile(r"^[ \t]*\(?[A-Ea-e1-5][).:]\s", re.MULTILINE)
 # Words that are frequent in one language and rare in the others.
 _COMMON: Mapping[str, frozenset[str]] = {
     "en": frozenset("the of and is to in that it what which are was for with this you how from does".split()),
@@ -117,14 +117,14 @@ def prompt_facts(
 
 def language_of(words: Sequence[str]) -> str:
     """A guess from frequent words and from scripts: a code of two letters, or `unknown`."""
-    letters = "".join(words)[:400]
-    scripts = Counter(_script(letter) for letter in letters)
+    letters = "".join(words)[:200]
+    scripts = Counter(map(_script, letters))
     script, count = scripts.most_common(1)[0] if scripts else ("", 0)
     if script and 2 * count > len(letters):
         # Japanese is written with Chinese characters too.
         return "ja" if script == "zh" and scripts["ja"] else script
-    lowered = [word.lower() for word in words]
-    hits = {name: sum(word in common for word in lowered) for name, common in _COMMON.items()}
+    counts = Counter(word.lower() for word in words)
+    hits = {name: sum(counts[word] for word in common) for name, common in _COMMON.items()}
     best = max(hits, key=lambda name: hits[name])
     return best if hits[best] else UNKNOWN
 

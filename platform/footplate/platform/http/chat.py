@@ -51,7 +51,7 @@ async def create_chat_completion(gateway: Gateway, request: Request) -> Response
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
-    plan = await gateway.plan(request, principal, body.model, lambda: chat_facts(body))
+    plan = await gateway.plan(request, principal, body.model, partial(chat_facts, body))
     check_routable(plan, body)
     plan, legs = await prepared(plan, partial(_prepare, body, request, principal))
     run = gateway.run(request, principal, plan, legs)

@@ -70,7 +70,7 @@ async def create_completion(gateway: Gateway, request: Request) -> Response:
     principal = await gateway.caller(request)
     body = parse_body(CompletionBody, await request.body())
     _check(body)
-    plan = await gateway.plan(request, principal, body.model, lambda: completion_facts(body))
+    plan = await gateway.plan(request, principal, body.model, partial(completion_facts, body))
     check_routable(plan, body)
     plan, legs = await prepared(plan, partial(_prepare, body, _Caller(principal, request)))
     run = gateway.run(request, principal, plan, legs)

@@ -92,7 +92,7 @@ class Gateway:
         return card, await self._pipeline(card)
 
     async def plan(
-        self, request: Request, principal: Principal, name: str, facts: Callable[[], PromptFacts]
+        self, request: Request, principal: Principal, name: str, facts: Callable[[Cascade], PromptFacts]
     ) -> Plan:
         """The models that may answer a request, each authorised. `facts` is asked where a route decides.
 
@@ -103,7 +103,7 @@ class Gateway:
         if cascade is None:
             card, pipeline = await self.model(request, principal, name)
             return Plan(name, (Leg(card, pipeline, self.terms(request, principal, card)),))
-        targets = targets_of(cascade, decide(cascade, facts()), principal, self.client.models())
+        targets = targets_of(cascade, decide(cascade, facts(cascade)), principal, self.client.models())
         decision = targets.decision
         note_model(request.scope, targets.cards[0].name)
         legs = []

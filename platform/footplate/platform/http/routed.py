@@ -18,7 +18,7 @@ from footplate.platform.http.schemas import (
     CompletionBody,
     GenerationBody,
 )
-from footplate.routing.cascade import Cascade, CascadeReason, Decision, Target
+from footplate.routing.cascade import Cascade, CascadeReason, Decision, Policy, Target
 from footplate.routing.prompt_facts import PromptFacts, prompt_facts
 
 MAX_TAGS = 32
@@ -113,15 +113,20 @@ def check_routable(plan: Plan, body: GenerationBody) -> None:
         )
 
 
-def chat_facts(body: ChatCompletionBody) -> PromptFacts:
-    """What a route may know of a conversation."""
+def chat_facts(body: ChatCompletionBody, cascade: Cascade) -> PromptFacts:
+    """What a route may know of a conversation; nothing where the answer itself is what it judges."""
+    if cascade.policy is Policy.CONFIDENCE:
+        return PromptFacts(0)
     has_tools = bool(body.tools or body.functions)
     return prompt_facts(message_texts(body.messages), has_tools=has_tools, tags=_tags(body))
 
 
-def completion_facts(body: CompletionBody) -> PromptFacts:
-    """What a route may know of plain prompts."""
-    return prompt_facts(prompt_texts(body.prompt), wants_answer=body.max_tokens != 0, tags=_tags(body))
+def completion_facts(body: CompletionBody, cascade: Cascade) -> PromptFacts:
+    """The same of plain prompts."""
+    wants_answer = body.max_tokens != 0
+    if cascade.policy is Policy.CONFIDENCE:
+        return PromptFacts(0, wants_answer=wants_answer)
+    return prompt_facts(prompt_texts(body.prompt), wants_answer=wants_answer, tags=_tags(body))
 
 
 def message_texts(messages: Sequence[ChatMessage]) -> list[str]:
