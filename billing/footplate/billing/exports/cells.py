@@ -9,7 +9,8 @@ import msgspec
 
 from footplate.billing.exports.columns import Column, ColumnKind
 
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+# Spreadsheets of East Asia take the wide signs for the plain ones.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 class LineForm(ABC):
