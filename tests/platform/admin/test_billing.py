@@ -103,6 +103,7 @@ def test_a_range_is_of_the_asked_zone_and_the_answer_says_which(world: World) ->
         ("limit=0", "limit"),
         ("limit=10001", "limit"),
         ("limit=many", "limit"),
+        ("from=2026-11-01&from=2026-11-02", "from"),
         ("tenant_id=x", "tenant_id"),
         ("from=2020-01-01&group_by=hour", "to"),
     ],

@@ -21,6 +21,8 @@ def read_page(request: Request, *, default: int, most: int, others: frozenset[st
         if name not in {"limit", "after", *others}:
             shown = name if name.isidentifier() and len(name) <= 40 else "query"
             raise UnsupportedParameter("This parameter is not known, or not supported here.", shown)
+        if len(given.getlist(name)) > 1:
+            raise InvalidRequest(f"{name} is given twice; only one can be meant.", name)
     limit, order = given.get("limit", str(default)), given.get("order", "desc")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 6 and 1 <= int(limit) <= most):
         raise InvalidRequest(f"limit must be a whole number from 1 to {most}.", "limit")

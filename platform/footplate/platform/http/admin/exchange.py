@@ -208,6 +208,8 @@ def _check_query(request: Request, route: AdminRoute) -> None:
             raise UnsupportedParameter(
                 f"This URL takes no such parameter; it takes {known}.", shown or "query"
             )
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidValue(f"{name} is given twice; only one can be meant", name)
 
 
 def _source(request: Request, header: str | None) -> str:
