@@ -118,8 +118,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         line = child.stdout.readline()
         assert line, (data_dir / "output").read_text()[-2000:]
         paths = RunPaths.of(data_dir)
-        yield Stack(json.loads(line)["url"], journal, paths)
-        child.stdin.close()
+        running = Stack(json.loads(line)["url"], journal, paths)
+        yield running
+        # Who is in the middle of an answer when the platform stops is told so.
+        with running.post(id="until-the-stop", max_tokens=1500, timeout_s=30) as response:
+            assert response.readline().startswith(b"data: ")
+            child.stdin.close()
+            told = events_of(response)
+        assert "error" in json.loads(told[-2])
+        assert told[-1] == "[DONE]"
         child.wait(timeout=30)
         child.stdout.close()
     assert child.returncode == 0, (data_dir / "output").read_text()[-2000:]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -41,6 +42,7 @@ class EngineReplica:
         configure_logging("engine")
         master_key = MasterKey.load(Path(spec.master_key_file))
         self._model = spec.model
+        self._drain_s = spec.drain_s
         index = find_index()
         self._journal: EngineJournal | None = None
         if spec.journal_dir is not None:
@@ -100,9 +102,12 @@ class EngineReplica:
         # Serve awaits this, as long as the deployment's grace allows; one whose load failed has no engine.
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            await self._outlet.drain()
-            await asyncio.to_thread(engine.shutdown)
+            # The gateways tell the clients of what is not done in time.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._drain_s):
+                    await self._outlet.drain()
             await self._outlet.close()
+            await asyncio.to_thread(engine.shutdown)
         journal = getattr(self, "_journal", None)
         if journal is not None:
             journal.close()

@@ -239,12 +239,14 @@ class PlatformRun:
                 models_dir,
                 journal_dir=journal_dir,
                 publish_every_s=self.plan.publish_every_s,
+                drain_s=self.plan.drain_s,
             )
             for model in self.plan.models
         ]
         with self.clock.measure("deploy"):
             wait_for_controller(is_given_up=lambda: self._is_given_up)
-            deploy_models(specs, graceful_s=self.plan.drain_s)
+            # Longer than a replica gives its streams, so that it ends by itself.
+            deploy_models(specs, graceful_s=self.plan.drain_s + 2.0)
             storage.result()
             valkey.result()
             deploy_gateway(
@@ -270,9 +272,12 @@ class PlatformRun:
 
         # Ray offers no deadline for this, so it runs beside one, on a thread that no exit waits for; the
         # strays are ended afterwards.
-        stopping = threading.Thread(target=stop_ray, name="stop-ray", daemon=True)
+        models = [model.name for model in self.plan.models]
+        stopping = threading.Thread(
+            target=stop_ray, args=(models, self.plan.drain_s), name="stop-ray", daemon=True
+        )
         stopping.start()
-        stopping.join(self.plan.drain_s + 5.0)
+        stopping.join(self.plan.drain_s + 8.0)
         if stopping.is_alive():
             logger.warning("Ray did not stop in time; its processes are killed")
         self._is_ray_up = False

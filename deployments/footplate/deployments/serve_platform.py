@@ -165,18 +165,22 @@ def dead_daemons() -> list[str]:
     return sorted(kinds & {"raylet", "gcs_server"})
 
 
-def stop_ray() -> None:
-    """Stop Serve and the cluster that this process started."""
+def stop_ray(models: Sequence[str], drain_s: float) -> None:
+    """Stop Serve and the cluster that this process started; streams have `drain_s` to end."""
     # The driver prints complaints of calls that the shutdown itself cuts off.
     with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-        _shut_down()
+        _shut_down(models, drain_s)
 
 
-def _shut_down() -> None:
+def _shut_down(models: Sequence[str], drain_s: float) -> None:
     if not ray.is_initialized():
         # Serve's calls would start a new cluster, only to stop it.
         return
     try:
+        # Engines go first: what they can't end in time ends with an error that the gateway still can tell.
+        for model in models:
+            serve.delete(model, _blocking=False)
+        wait_until(lambda: not set(models) & serve.status().applications.keys(), drain_s + 3.0, every_s=0.1)
         serve.shutdown()  # type: ignore[no-untyped-call]
     finally:
         ray.shutdown()

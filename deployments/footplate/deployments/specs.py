@@ -38,6 +38,8 @@ class ReplicaSpec:
     journal_dir: str | None = None
     # How often gateways are told of load and of cached blocks, at most.
     publish_every_s: float = 0.05
+    # How long a replica that is told to stop lets its streams go on; then they end with an error.
+    drain_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
 
 from footplate.billing.errors import PriceMissing
-from footplate.engine.types import ModelCard, TokenUsage
+from footplate.engine.types import BATCH_PRIORITY, ModelCard, TokenUsage
 from footplate.platform.budgets import Budgets, HolderBudget, LedgerAway, budgets_of, exceeded_soft, shown
 from footplate.platform.cascade_metrics import CascadeMetrics
 from footplate.platform.errors import LimitRefused, ModelNotFound
@@ -35,6 +35,8 @@ from footplate.tenancy.limiter.reservations import Limiter
 from footplate.tenancy.quotas import MAX_PRIORITY, MAX_WEIGHT, UNLIMITED, LimitMode, Quota
 
 MAX_CACHED_TERMS = 10_000
+# When to try again what only requests that run keep from its budget.
+BUDGET_RETRY_S = 2
 _Number = TypeVar("_Number", int, float)
 
 
@@ -271,7 +273,8 @@ class Admission:
         self._count(decision)
         if decision.refusal is not None:
             if decision.refusal.budget is not None:
-                raise self._over_budget(decision.refusal.budget)
+                assert money is not None
+                raise self._over_budget(decision.refusal.budget, money.cost)
             raise refused(decision.refusal, decision.states, num_tokens)
         self.settlement.open(hold, is_local=decision.is_local)
         over_soft = exceeded_soft(terms.budgets, decision.budgets) if decision.budgets else ()
@@ -286,7 +289,13 @@ class Admission:
         try:
             return max(
                 (
-                    budgets.spending(terms.budgets, model, each.num_prompt, each.num_output, now)
+                    budgets.spending(
+                        terms.budgets,
+                        model,
+                        (each.num_prompt, each.num_output),
+                        now,
+                        is_batch=terms.priority >= BATCH_PRIORITY,
+                    )
                     for model, each in needed.items()
                 ),
                 key=lambda spending: spending.cost,
@@ -303,10 +312,19 @@ class Admission:
         message = "What is spent of a budget can't be read at the moment; try again."
         return LimitRefused(message, "server_is_overloaded", 1)
 
-    def _over_budget(self, state: BudgetState) -> LimitRefused:
+    def _over_budget(self, state: BudgetState, cost: int) -> LimitRefused:
         assert self.budgets is not None and state.budget.max_amount is not None
         whose = "tenant" if state.budget.name.startswith("tenant") else "key"
         most, spent, held = (shown(amount) for amount in (state.budget.max_amount, state.spent, state.held))
+        if state.spent + cost <= state.budget.max_amount:
+            # Others hold what it lacks, and most give some back: it may well pass when they have ended.
+            return LimitRefused(
+                f"This {whose}'s budget for the month is {most} {self.budgets.currency}; {spent} are spent, "
+                f"and what runs may cost {held} with this request at its longest. Try again when others have "
+                "ended, or with a smaller max_tokens.",
+                "rate_limit_exceeded",
+                BUDGET_RETRY_S,
+            )
         return LimitRefused(
             f"This {whose}'s budget for the month is {most} {self.budgets.currency}; {spent} are spent, and "
             f"what runs may cost {held} with this request at its longest. Lower max_tokens, or ask an "

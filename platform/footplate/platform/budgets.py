@@ -125,9 +125,17 @@ class Budgets:
         self._book = await self._read(self._prices.book)
 
     def spending(
-        self, holders: tuple[HolderBudget, ...], model: str, num_prompt: int, num_output: int, at: datetime
+        self,
+        holders: tuple[HolderBudget, ...],
+        model: str,
+        num_tokens: tuple[int, int],
+        at: datetime,
+        *,
+        is_batch: bool = False,
     ) -> Spending:
         """What a request may cost at most: nothing of it cached, every answer as long as allowed.
+
+        `num_tokens`: of its prompts, and of its answers.
 
         Raises:
             PriceMissing: the model has no price, so nobody can say.
@@ -138,7 +146,11 @@ class Budgets:
         version = self._book.version_for(ModelName(model), at)
         prices = version.prices.models[ModelName(model)]
         dearest = max(prices.of(TokenClass.INPUT), prices.of(TokenClass.CACHED_INPUT))
+        num_prompt, num_output = num_tokens
         cost = num_prompt * dearest + num_output * prices.output
+        if is_batch:
+            # Whole: a price list with a batch price that is none is refused.
+            cost = int(cost * version.prices.batch_multiplier)
         month = self._month(at)
         budgets = tuple(
             Budget(holder.name(month), None if holder.hard is None else holder.hard // _PICO_PER_NANO)
