@@ -57,6 +57,13 @@ bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmar
 	$(BIN)/python deployments/benchmarks/bench_request_path.py
 	$(BIN)/python engine/benchmarks/bench_noisy_neighbour.py
 	$(BIN)/python tenancy/benchmarks/bench_limiter.py
+	$(BIN)/python engine/benchmarks/bench_batch_class.py
+	$(BIN)/python deployments/benchmarks/bench_batch_interference.py
+	$(BIN)/python billing/benchmarks/bench_events.py
+	$(BIN)/python billing/benchmarks/bench_exports.py
+	$(BIN)/python routing/benchmarks/bench_policies.py --output routing/benchmarks/results/policies_4.json
+	$(BIN)/python routing/benchmarks/bench_index.py --output routing/benchmarks/results/index.json --plot routing/benchmarks/results/index.png
+	$(BIN)/python routing/benchmarks/bench_real_engines.py --output routing/benchmarks/results/real_engines.json
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu -o addopts="--import-mode=importlib --strict-markers -ra"
