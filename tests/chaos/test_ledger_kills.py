@@ -279,7 +279,10 @@ class Row:
     def fault(self, tokens: ProducedTokens, seen: Seen | None) -> str | None:
         """What contradicts the engines' journal, or what its client saw."""
         is_exact = not self.is_estimated and self.state != FAILED
-        if is_exact and self.num_output != tokens.num_delivered:
+        # An engine that is killed may not have heard how much of an answer counts; its client has.
+        is_told_by_client = seen is not None and seen.is_whole and self.num_output == seen.num_tokens
+        is_unheard = tokens.is_cut_off and is_told_by_client
+        if is_exact and self.num_output != tokens.num_delivered and not is_unheard:
             return "it is not what the engine delivered"
         if self.num_output > tokens.num_produced:
             return "it is more than the engine made"
