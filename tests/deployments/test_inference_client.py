@@ -185,6 +185,17 @@ async def test_a_refusing_replica_is_followed_by_the_next_and_all_refusals_are_o
 
 
 @asynchronous
+async def test_the_last_of_many_is_asked_when_all_others_refuse(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 7) as fleet:
+        for replica in fleet.replicas:
+            replica.refusal = EngineOverloaded("full")
+        fleet.replicas[4].refusal = None
+        for number in range(3):
+            await fleet.client.submit("m", asked(f"r{number}"))
+            assert fleet.who_took(f"r{number}") is fleet.replicas[4]
+
+
+@asynchronous
 async def test_a_request_without_a_token_survives_its_replica_and_one_with_a_token_does_not(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,7 @@ from footplate.routing.types import Reason, ReplicaId, ReplicaLoad
 
 NAMES = [ReplicaId(name) for name in "abcd"]
 A, B, C, D = NAMES
+MANY = [ReplicaId(str(number)) for number in range(9)]
 IDLE = {name: ReplicaLoad() for name in NAMES}
 
 
@@ -105,9 +106,9 @@ def test_who_begins_as_another_did_a_moment_ago_follows_it() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 200)),
+    st.dictionaries(st.sampled_from(MANY), st.integers(0, 200)),
     st.dictionaries(
-        st.sampled_from(NAMES),
+        st.sampled_from(MANY),
         st.builds(
             ReplicaLoad,
             st.integers(0, 500),

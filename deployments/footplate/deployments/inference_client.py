@@ -144,10 +144,12 @@ class ChannelInferenceClient:
             async with asyncio.timeout(self._accept_s):
                 while True:
                     decision = self._board.decide(model, request)
+                    was_asked = False
                     for ranked in decision.ranks:
                         link = self._board.link(model, ranked.replica)
                         if link is None or link in tried:
                             continue
+                        was_asked = True
                         tried.add(link)
                         self._board.placed(model, decision, ranked)
                         answer = await self._ask(model, request, link, tried)
@@ -155,10 +157,12 @@ class ChannelInferenceClient:
                             return answer
                         # A full engine's word is worth more than a dead one's.
                         refusal = refusal if isinstance(refusal, EngineOverloaded) else answer
-                    if isinstance(refusal, EngineOverloaded) and not self._untried(model, tried):
+                    if was_asked:
+                        # Others may have come meanwhile.
+                        continue
+                    if isinstance(refusal, EngineOverloaded):
                         raise refusal
-                    if not self._untried(model, tried):
-                        await self._board.wait_for_news()
+                    await self._board.wait_for_news()
         except TimeoutError:
             late = EngineOverloaded(f"no replica of {model} took the request in {self._accept_s:.0f} s")
             raise refusal or late from None

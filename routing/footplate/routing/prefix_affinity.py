@@ -12,7 +12,6 @@ everybody else goes too.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -102,18 +101,21 @@ class Fleet:
             self.full.discard(replica)
 
 
-def rank(question: Question, fleet: Fleet, rng: random.Random, num_ranks: int = 4) -> list[Ranked]:
-    """The first replicas in the order in which to ask them; empty only without replicas. Never raises."""
+def rank(question: Question, fleet: Fleet, rng: random.Random) -> list[Ranked]:
+    """All replicas in the order in which to ask them; empty only without replicas. Never raises."""
     if not fleet.queues:
         return []
     cached = _cached_tokens(question, fleet)
     costs = _costs(question, fleet, cached)
     first, reason = _first(question, fleet, cached, costs, rng)
-    rest = heapq.nsmallest(num_ranks, costs, key=costs.__getitem__)
     return [
         Ranked(first, reason, cached.get(first, 0)),
-        *(Ranked(name, Reason.FALLBACK, cached.get(name, 0)) for name in rest if name != first),
-    ][:num_ranks]
+        *(
+            Ranked(name, Reason.FALLBACK, cached.get(name, 0))
+            for name in sorted(costs, key=costs.__getitem__)
+            if name != first
+        ),
+    ]
 
 
 def _cached_tokens(question: Question, fleet: Fleet) -> dict[ReplicaId, int]:
