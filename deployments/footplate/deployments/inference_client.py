@@ -143,7 +143,7 @@ class ChannelInferenceClient:
         try:
             async with asyncio.timeout(self._accept_s):
                 while True:
-                    decision = self._board.decide(model, request)
+                    decision = self._board.decide(model, request, tried)
                     was_asked = False
                     for ranked in decision.ranks:
                         link = self._board.link(model, ranked.replica)
@@ -158,7 +158,7 @@ class ChannelInferenceClient:
                         # A full engine's word is worth more than a dead one's.
                         refusal = refusal if isinstance(refusal, EngineOverloaded) else answer
                     if was_asked:
-                        # Others may have come meanwhile.
+                        # There may be others.
                         continue
                     if isinstance(refusal, EngineOverloaded):
                         raise refusal

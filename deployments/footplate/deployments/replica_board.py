@@ -103,8 +103,8 @@ class ReplicaBoard:
             self._suspects.add(link)
         self._forget(link)
 
-    def decide(self, model: str, request: EngineRequest) -> Decision:
-        """Whom to ask for a request, in order; nobody when no replica is known."""
+    def decide(self, model: str, request: EngineRequest, tried: Collection[EngineLink] = ()) -> Decision:
+        """Whom to ask for a request, in order, but for those tried; nobody when no other replica is known."""
         known = self._models.get(model)
         if known is None:
             return Decision((), len(request.prompt_token_ids))
@@ -114,7 +114,8 @@ class ReplicaBoard:
             keys = known.hasher.chain(request.prompt_token_ids, request.cache_scope)
         hashed = time.perf_counter()
         num_tokens = len(request.prompt_token_ids)
-        decision = known.router.decide(keys, num_tokens, self._clock(), request.session)
+        without = [name for name, link in known.links.items() if link in tried] if tried else ()
+        decision = known.router.decide(keys, num_tokens, self._clock(), request.session, without)
         if self._metrics is not None:
             self._metrics.decided(model, decision, hashed - began, time.perf_counter() - hashed)
         return decision

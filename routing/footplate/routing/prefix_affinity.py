@@ -12,11 +12,14 @@ everybody else goes too.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from footplate.routing.types import BlockKey, Ranked, Reason, ReplicaId, ReplicaLoad
+
+NUM_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +104,26 @@ class Fleet:
             self.full.discard(replica)
 
 
-def rank(question: Question, fleet: Fleet, rng: random.Random) -> list[Ranked]:
-    """All replicas in the order in which to ask them; empty only without replicas. Never raises."""
-    if not fleet.queues:
-        return []
+def rank(
+    question: Question, fleet: Fleet, rng: random.Random, without: Collection[ReplicaId] = ()
+) -> list[Ranked]:
+    """The first four in the order in which to ask them, of all but those `without`. Never raises.
+
+    Empty only when nobody is left. Whoever was refused by all asks again without them.
+    """
     cached = _cached_tokens(question, fleet)
     costs = _costs(question, fleet, cached)
+    for name in without:
+        costs.pop(name, None)
+        cached.pop(name, None)
+    if not costs:
+        return []
     first, reason = _first(question, fleet, cached, costs, rng)
+    rest = heapq.nsmallest(NUM_RANKS, costs, key=costs.__getitem__)
     return [
         Ranked(first, reason, cached.get(first, 0)),
-        *(
-            Ranked(name, Reason.FALLBACK, cached.get(name, 0))
-            for name in sorted(costs, key=costs.__getitem__)
-            if name != first
-        ),
-    ]
+        *(Ranked(name, Reason.FALLBACK, cached.get(name, 0)) for name in rest if name != first),
+    ][:NUM_RANKS]
 
 
 def _cached_tokens(question: Question, fleet: Fleet) -> dict[ReplicaId, int]:
@@ -150,15 +158,15 @@ def _first(
     costs: Mapping[ReplicaId, float],
     rng: random.Random,
 ) -> tuple[ReplicaId, Reason]:
-    wanted, reason = _affine(question, fleet, cached, costs)
+    wanted, reason = _affine(question, cached, costs)
     if wanted is None:
         return _of_two(costs, rng), Reason.LOAD
     settings, requests = fleet.settings, fleet.num_requests
     most = settings.load_factor * (fleet.total_requests + 1) / len(requests) + settings.spare_requests
     if requests[wanted] + 1 > most:
-        # Somebody has less than the mean.
-        free = (name for name in costs if requests[name] + 1 <= most)
-        return min(free, key=costs.__getitem__), Reason.SPILL
+        # Of all, somebody has less than the mean; of those that are left, perhaps nobody.
+        free = [name for name in costs if requests[name] + 1 <= most]
+        return min(free or costs, key=costs.__getitem__), Reason.SPILL
     cheapest = min(costs, key=costs.__getitem__)
     whole = costs[wanted] + question.num_prompt_tokens * settings.new_token_weight
     saved = costs[wanted] - costs[cheapest]
@@ -168,14 +176,13 @@ def _first(
 
 def _affine(
     question: Question,
-    fleet: Fleet,
     cached: Mapping[ReplicaId, int],
     costs: Mapping[ReplicaId, float],
 ) -> tuple[ReplicaId | None, Reason]:
     """Where the request belongs if load did not matter: by what is held, by what comes, by its session."""
     if not cached:
         if question.session_key:
-            return preferred(question.session_key, fleet.queues), Reason.SESSION
+            return preferred(question.session_key, costs), Reason.SESSION
         return None, Reason.LOAD
     most = max(cached.values())
     holders = [replica for replica, held in cached.items() if held == most]

@@ -76,14 +76,19 @@ class Router:
         self.index.remove(replica)
 
     def decide(
-        self, keys: Sequence[BlockKey], num_prompt_tokens: int, now: float, session_key: BlockKey = b""
+        self,
+        keys: Sequence[BlockKey],
+        num_prompt_tokens: int,
+        now: float,
+        session_key: BlockKey = b"",
+        without: Collection[ReplicaId] = (),
     ) -> Decision:
-        """Ranks for a prompt with these full blocks, scoped to its tenant. Never raises."""
+        """Ranks, as `rank`, for a prompt with these full blocks, scoped to its tenant. Never raises."""
         matches = self.index.match(keys)
         num_known = max(matches.values(), default=0)
         recent, num_recent = self._find_recent(keys, num_known, now)
         question = Question(num_prompt_tokens, self.block_size, matches, recent, num_recent, session_key)
-        return Decision(rank(question, self._fleet, self._rng), num_prompt_tokens, keys[num_known:])
+        return Decision(rank(question, self._fleet, self._rng, without), num_prompt_tokens, keys[num_known:])
 
     def placed(self, decision: Decision, chosen: Ranked, now: float) -> None:
         """A replica is being asked: what it does is on its way, and who begins the same follows it."""
