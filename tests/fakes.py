@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from footplate.engine.types import (
     SequenceDelta,
     TokenLogprob,
 )
-from footplate.platform.ports import Principal
+from footplate.platform.ports import EngineBegin, Journey, Placement, Principal
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Script:
     steps_unseen: int = 0  # how many steps were made when a cancel reaches the engine
     loses_count: bool = False  # nobody says what was made when it did
     logprob: float = -0.5  # of every token
+    begun: EngineBegin | None = None  # what the engine says of how it began
 
 
 class ScriptedGeneration:
@@ -155,6 +157,7 @@ class ScriptedClient:
         # Of models that play another one.
         self.scripts: dict[str, Script] = {}
         self.generations: list[ScriptedGeneration] = []
+        self.journeys: list[Journey] = []
         self.asked: list[str] = []  # the model of each generation
         self.engine_stats: dict[tuple[str, str], EngineStats] = {}
 
@@ -162,9 +165,14 @@ class ScriptedClient:
     def requests(self) -> list[EngineRequest]:
         return [generation.request for generation in self.generations]
 
-    async def submit(self, model: str, request: EngineRequest) -> ScriptedGeneration:
+    async def submit(
+        self, model: str, request: EngineRequest, journey: Journey | None = None
+    ) -> ScriptedGeneration:
         assert model in self._cards, "the gateway resolves aliases"
         script = self.scripts.get(model, self.script)
+        if journey is not None:
+            journey.placements.append(Placement(script.engine, time.monotonic(), begun=script.begun))
+            self.journeys.append(journey)
         if script.refusal is not None:
             raise script.refusal
         generation = ScriptedGeneration(request, script)

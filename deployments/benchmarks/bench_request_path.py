@@ -38,6 +38,7 @@ from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
 from footplate.platform.app import create_app
 from footplate.platform.models import PipelineProvider
+from footplate.platform.ports import Journey
 from footplate.platform.settings import BillingSettings, LimitSettings, Settings
 from footplate.tenancy.api_keys import Role, StoredKey, make_key, parse_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
@@ -85,7 +86,7 @@ class StubEngines:
     arrived: tuple[float, float] = (0.0, 0.0)
     num_prompt: int = 0
 
-    async def submit(self, model: str, request: EngineRequest) -> OneAnswer:
+    async def submit(self, model: str, request: EngineRequest, journey: Journey | None = None) -> OneAnswer:
         self.arrived = (time.perf_counter(), time.thread_time())
         self.num_prompt = len(request.prompt_token_ids)
         return OneAnswer(request)

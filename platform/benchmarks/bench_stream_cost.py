@@ -26,7 +26,7 @@ from footplate.engine.types import (
 )
 from footplate.platform.app import create_app
 from footplate.platform.models import PipelineProvider
-from footplate.platform.ports import Principal
+from footplate.platform.ports import Journey, Principal
 from footplate.platform.settings import Settings
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody in the village minds it very much. "
@@ -59,7 +59,7 @@ class _Client:
         self._cards = {card.name: card}
         self._batches = batches
 
-    async def submit(self, model: str, request: EngineRequest) -> _Generation:
+    async def submit(self, model: str, request: EngineRequest, journey: Journey | None = None) -> _Generation:
         return _Generation(self._batches)
 
     def models(self) -> Mapping[str, ModelCard]:

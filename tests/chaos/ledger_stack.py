@@ -23,7 +23,7 @@ from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.specs import GatewaySpec, ModelSpec
 from footplate.engine.config import EngineConfig
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard
-from footplate.platform.ports import Generation, InferenceClient
+from footplate.platform.ports import Generation, InferenceClient, Journey
 
 MODEL = "smollm2-135m"
 LOADER = "footplate.deployments.scripted_engine:ScriptedEngine.load"
@@ -36,8 +36,8 @@ class RealText:
     def __init__(self, client: InferenceClient) -> None:
         self._client = client
 
-    async def submit(self, model: str, request: EngineRequest) -> Generation:
-        return await self._client.submit(model, request)
+    async def submit(self, model: str, request: EngineRequest, journey: Journey | None = None) -> Generation:
+        return await self._client.submit(model, request, journey)
 
     def models(self) -> Mapping[str, ModelCard]:
         cards = self._client.models()

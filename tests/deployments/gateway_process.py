@@ -29,6 +29,7 @@ from footplate.platform.app import serve_batches
 from footplate.platform.batches.worker import Pace
 from footplate.platform.budgets import LedgerAway
 from footplate.platform.models import PipelineProvider
+from footplate.platform.ports import Journey
 from footplate.platform.settings import BatchSettings, BillingSettings, LimitSettings
 from footplate.platform.use import LimiterUse
 from footplate.tenancy.quotas import Quota
@@ -76,7 +77,9 @@ class PacedClient:
         self._cards = {card.name: card}
         self._step_s, self._num_tokens = step_s, num_tokens
 
-    async def submit(self, model: str, request: EngineRequest) -> PacedGeneration:
+    async def submit(
+        self, model: str, request: EngineRequest, journey: Journey | None = None
+    ) -> PacedGeneration:
         return PacedGeneration(request, self._step_s, self._num_tokens)
 
     def models(self) -> Mapping[str, ModelCard]:

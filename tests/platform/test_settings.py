@@ -156,7 +156,10 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         (f"{TWO}routes:\n  - {{name: also-a, cascade: {{small: a, large: b}}}}\n", 0, "", "stands for two"),
         (f"{TWO}{ROUTE}{{small: auto, large: b}}\n", 6, f"{CASCADE}.small", "no model 'auto'"),
         ("billing:\n  prices: nowhere.yaml\n", 2, "billing.prices", "can't be read"),
-        ("telemetry:\n  otlp_endpoint: http://x\n", 2, "telemetry.otlp_endpoint", "not available"),
+        ("telemetry:\n  otlp_endpoint: collector:4318\n", 2, "telemetry.otlp_endpoint", "http://HOST"),
+        ("telemetry:\n  otlp_endpoint: http://u:s@x:1\n", 2, "telemetry.otlp_endpoint", "otlp_headers_file"),
+        ("telemetry:\n  trace_ratio: 1.5\n", 2, "telemetry.trace_ratio", "less than"),
+        ("telemetry: {content_capture: {mode: errors}}\n", 1, "telemetry.content_capture.mode", "not avail"),
         ("tenancy:\n  default_quota: {weight: 0}\n", 2, "tenancy.default_quota.weight", "must be from 0.01"),
         (
             "limits: {degraded_mode: {budget: open}}\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from footplate.deployments.channel.hub import EngineLink, TokenHub, TokenStream
 from footplate.deployments.replica_board import ReplicaBoard
 from footplate.engine.errors import EngineDead, EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
+from footplate.platform.ports import Journey, Placement
+from footplate.routing.types import Ranked
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +33,18 @@ class ChannelGeneration:
     """One running request; see `ports.Generation`. Before its first token it survives its replica, once."""
 
     def __init__(
-        self, client: ChannelInferenceClient, model: str, request: EngineRequest, stream: TokenStream
+        self,
+        client: ChannelInferenceClient,
+        model: str,
+        request: EngineRequest,
+        stream: TokenStream,
+        journey: Journey,
     ) -> None:
         self._client = client
         self._model = model
         self._request = request
         self._stream = stream
+        self._journey = journey
         self._may_move = True
 
     @property
@@ -48,6 +57,7 @@ class ChannelGeneration:
         try:
             given = await self._stream.next()
         except EngineDead:
+            self._left("moved" if self._may_move else "lost")
             if not self._may_move:
                 raise
             self._may_move = False
@@ -66,14 +76,22 @@ class ChannelGeneration:
 
     async def close(self) -> None:
         """Abort what still runs."""
+        self._left()
         self._stream.close()
+
+    def _left(self, outcome: str | None = None) -> None:
+        """Nothing more comes from the replica that has the request now."""
+        placement = self._journey.placements[-1]
+        if placement.ended_at is None:
+            placement.ended_at, placement.begun = time.monotonic(), self._stream.begun
+            placement.outcome = outcome or placement.outcome
 
     async def _move(self) -> None:
         dead = self._stream.link
         self._stream.close()
         self._client.num_moved += 1
         tried = set() if dead is None else {dead}
-        self._stream = await self._client.place(self._model, self._request, tried)
+        self._stream = await self._client.place(self._model, self._request, tried, self._journey)
 
 
 class ChannelInferenceClient:
@@ -121,7 +139,9 @@ class ChannelInferenceClient:
         """The last statistics of each replica, by (model, engine index)."""
         return self._hub.stats()
 
-    async def submit(self, model: str, request: EngineRequest) -> ChannelGeneration:
+    async def submit(
+        self, model: str, request: EngineRequest, journey: Journey | None = None
+    ) -> ChannelGeneration:
         """Hand a request to a replica; returns once an engine has accepted it.
 
         Raises:
@@ -129,9 +149,13 @@ class ChannelInferenceClient:
         """
         if model not in self._models:
             raise EngineDead(f"no model named {model} is served here")
-        return ChannelGeneration(self, model, request, await self.place(model, request, set()))
+        journey = journey or Journey(model)
+        stream = await self.place(model, request, set(), journey)
+        return ChannelGeneration(self, model, request, stream, journey)
 
-    async def place(self, model: str, request: EngineRequest, tried: set[EngineLink]) -> TokenStream:
+    async def place(
+        self, model: str, request: EngineRequest, tried: set[EngineLink], journey: Journey
+    ) -> TokenStream:
         """The request's stream at the first replica by rank that takes it, but for those `tried`.
 
         Where no replica is left that has not refused or died, one that comes meanwhile is waited for.
@@ -152,7 +176,7 @@ class ChannelInferenceClient:
                         was_asked = True
                         tried.add(link)
                         self._board.placed(model, decision, ranked)
-                        answer = await self._ask(model, request, link, tried)
+                        answer = await self._ask(request, link, tried, _placed(journey, ranked))
                         if isinstance(answer, TokenStream):
                             return answer
                         # A full engine's word is worth more than a dead one's.
@@ -168,28 +192,32 @@ class ChannelInferenceClient:
             raise refusal or late from None
 
     async def _ask(
-        self, model: str, request: EngineRequest, link: EngineLink, tried: set[EngineLink]
+        self, request: EngineRequest, link: EngineLink, tried: set[EngineLink], journey: Journey
     ) -> TokenStream | EngineError:
         """One replica's answer: the stream, or why there is none and another may be asked.
 
         Raises:
             InvalidRequest, RequestTooLarge: every other one would say the same.
         """
+        model, placement = journey.model, journey.placements[-1]
         stream = self._hub.open(request.request_id, request.params.n)
         try:
-            self._hub.submit(stream, link, request)
+            self._hub.submit(stream, link, request, journey.trace)
             # The last one is waited for as long as there is time.
             async with asyncio.timeout(ANSWER_S if self._untried(model, tried) else None):
                 await asyncio.shield(stream.accepted)
         except TimeoutError:
             stream.close()
+            _refused(placement)
             self._board.suspect(link)
             return EngineOverloaded(f"a replica of {model} gave no answer")
         except BaseException:
             stream.close()
+            _refused(placement)
             raise
         if stream.link is not None:
             return stream
+        _refused(placement)
         failure = stream.failure
         assert failure is not None, "an answer is a yes or a no"
         if isinstance(failure, EngineOverloaded | EngineDead):
@@ -225,3 +253,13 @@ class ChannelInferenceClient:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _placed(journey: Journey, ranked: Ranked) -> Journey:
+    """Note that a replica is asked now."""
+    journey.placements.append(Placement(str(ranked.replica), time.monotonic(), ranked.reason.value))
+    return journey
+
+
+def _refused(placement: Placement) -> None:
+    placement.outcome, placement.ended_at = "refused", time.monotonic()

@@ -27,6 +27,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     from footplate.deployments.limits import GatewayLimits
     from footplate.deployments.metering_service import MeteringService
     from footplate.deployments.run_paths import RunPaths
+    from footplate.deployments.telemetry_service import TelemetryService
     from footplate.platform.app import create_app, serve_batches
     from footplate.platform.use import LimiterUse
 
@@ -55,6 +56,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         billing=books.desk,
     )
     batches = BatchService(spec.database_url, settings.storage.files_url, paths.data_dir, settings.batches)
+    telemetry = TelemetryService.of("gateway", settings.telemetry)
     usage.start()
     limits.start()
     keys.start()
@@ -70,12 +72,15 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         },
         admission=limits.admission,
         desk=keys.desk,
+        telemetry=telemetry.telemetry,
     )
+    telemetry.start(app.state.gateway.metrics.collect_own)
     endpoints = serve_batches(app, batches.parts)
     cascades = app.state.gateway.cascades
-    batches.start(LineParts(endpoints, client, keys.authenticator, usage.writer, cascades))
+    tracer = telemetry.telemetry.tracer
+    batches.start(LineParts(endpoints, client, keys.authenticator, usage.writer, cascades, tracer))
     # What the gateway awaits once it has drained; reservations end when their events are durable.
-    app.state.closers = (batches.close, limits.close, usage.close, books.close, keys.close)
+    app.state.closers = (batches.close, limits.close, usage.close, books.close, keys.close, telemetry.close)
     return app
 
 

@@ -218,7 +218,10 @@ class ScriptedEngine:
                 is_last = running.num_generated >= running.max_tokens
                 reason = FinishReason.LENGTH if is_last else None
                 for index in running.open_choices:
-                    deltas.append(SequenceDelta(request_id, index, token_ids, None, reason))
+                    delta = SequenceDelta(request_id, index, token_ids, None, reason)
+                    if running.num_generated == 1 and index == 0:
+                        delta.scheduled_at = self._beat_at
+                    deltas.append(delta)
                 counters.generation_tokens += len(running.open_choices)
                 if is_last:
                     del self._running[request_id]

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
@@ -62,6 +63,7 @@ class Scheduler:
         eos_token_ids: Iterable[int] = (),
         prefix_key: bytes = b"",
         step_work: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`step_work` bounds the prompt work of a step, in tokens at depth 0. It is for devices where a step
         of the whole budget takes seconds: decodes and aborts wait for the step they are in.
@@ -70,7 +72,7 @@ class Scheduler:
         self.pool = BlockPool(num_blocks, self._hasher, caching=config.prefix_caching)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
-        self._config = config
+        self._config, self._clock = config, clock
         self._eos = frozenset(eos_token_ids)
         self._budget = config.max_num_batched_tokens
         self._step_work = step_work
@@ -83,8 +85,7 @@ class Scheduler:
         self._followers: dict[int, list[Sequence]] = {}  # leader id -> choices that wait for its prompt
         self._free_rows = list(range(min(config.max_num_seqs, self._budget) - 1, -1, -1))
         self._steps: dict[int, list[tuple[Sequence, ScheduledRow]]] = {}  # in flight
-        self._next_step = 0
-        self._next_id = 0
+        self._next_step = self._next_id = 0
         self._pending_deltas: list[SequenceDelta] = []
         self._counts = {"queries": 0, "hits": 0, "preemptions": 0, "prompt": 0, "generated": 0}
         self._finished = {reason.value: 0 for reason in FinishReason}
@@ -360,7 +361,8 @@ class Scheduler:
             self._counts["prompt"] += sequence.num_prompt
             self._counts["queries"] += sequence.num_prompt
             self._counts["hits"] += sequence.num_computed
-        sequence.was_admitted = True
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = self._clock()
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         """The highest rank is preempted first: the lowest class, and in it the newest."""
@@ -480,9 +482,8 @@ class Scheduler:
         if not scheduled.samples:
             if sequence.max_output > 0 or scheduled.start + scheduled.num_tokens < sequence.num_prompt:
                 return None
-            return self._told(
-                sequence, SequenceDelta(sequence.request.request_id, sequence.index), FinishReason.LENGTH
-            )
+            empty = SequenceDelta(sequence.request.request_id, sequence.index)
+            return self._told(sequence, empty, FinishReason.LENGTH)
         token = result.tokens[sequence.id]
         sequence.num_pending -= 1
         sequence.token_ids.append(token)
@@ -496,7 +497,7 @@ class Scheduler:
     def _told(self, sequence: Sequence, delta: SequenceDelta, reason: FinishReason | None) -> SequenceDelta:
         """Add what only a choice's first delta carries, and end the sequence if there is a reason to."""
         if len(sequence.token_ids) - sequence.num_prompt <= 1 and sequence.index == 0:
-            delta.cached_tokens = sequence.cached_tokens
+            delta.cached_tokens, delta.scheduled_at = sequence.cached_tokens, sequence.scheduled_at
             if sequence.params.prompt_logprobs is not None:
                 first: tuple[TokenLogprob | None, ...] = (None,)
                 delta.prompt_logprobs = first + tuple(sequence.prompt_logprobs[: sequence.num_prompt - 1])
@@ -526,8 +527,7 @@ class Scheduler:
         elif not self._leave_leader(sequence):
             work.waiting.discard(sequence)
             work.waiting.counters.leave(sequence.request.tenant)
-        sequence.state = SequenceState.FINISHED
-        sequence.prompt_logprobs = []
+        sequence.state, sequence.prompt_logprobs = SequenceState.FINISHED, []
         self._finished[reason.value] += 1
         self._release_followers(sequence)
         choices = self._requests[sequence.request.request_id]

@@ -45,10 +45,15 @@ class Sequence:
     entries: list[CacheEntry] = field(default_factory=list)  # of its registered full blocks, in order
     chain_broken: bool = False  # a key collision: later blocks can't be registered
     cached_tokens: int = 0  # prompt tokens found in the cache at first admission
-    was_admitted: bool = False
+    scheduled_at: float | None = None  # when it was first admitted, on the scheduler's clock
     last_step: int = -1  # the last launched step that touches its blocks
     leader: Sequence | None = None  # choice 0 of the same request, until this choice forks from it
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether it has ever had a place in the batch."""
+        return self.scheduled_at is not None
 
     @property
     def num_known(self) -> int:

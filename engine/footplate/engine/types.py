@@ -122,7 +122,9 @@ class SequenceDelta:
     """What one engine step added to one choice of one request. Any number of tokens, also none.
 
     `cached_tokens` and `prompt_logprobs` stand in the first delta of choice 0 only; a prompt's first entry
-    is None, since nothing comes before it. `error` is a code-like sentence without any content.
+    is None, since nothing comes before it. `scheduled_at` stands there too: when the request first got its
+    place in the batch, in monotonic seconds of the engine's process. `error` is a code-like sentence without
+    any content.
     """
 
     request_id: str
@@ -133,6 +135,7 @@ class SequenceDelta:
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error: str | None = None
+    scheduled_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

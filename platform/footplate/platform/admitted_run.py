@@ -11,6 +11,7 @@ from footplate.platform.admission import Admission, Admitted, Needed, Terms
 from footplate.platform.errors import AnswerNotRead
 from footplate.platform.generation import PromptRun, RequestRun, Sink
 from footplate.platform.metering import RequestFacts
+from footplate.platform.telemetry.inference import InferenceRecord
 from footplate.tenancy.limiter.decisions import LimitState
 
 
@@ -28,8 +29,16 @@ class AdmittedRun:
     Whatever an engine has begun ends as exactly one usage event. Nothing of it is waited for.
     """
 
-    def __init__(self, run: RequestRun, admission: Admission, terms: Terms, facts: RequestFacts) -> None:
+    def __init__(
+        self,
+        run: RequestRun,
+        admission: Admission,
+        terms: Terms,
+        facts: RequestFacts,
+        record: InferenceRecord,
+    ) -> None:
         self._run = run
+        self.record = record
         self._admission = admission
         self._terms = terms
         self._facts = facts
@@ -94,6 +103,7 @@ class AdmittedRun:
                 self._skeleton = metering.begin(self._facts, needed[self._run.served_model].num_prompt)
             await self._claim()
             self._admitted = await self._admission.reserve(self._terms, needed, self)
+            self.record.admitted_at = self.record.clock()
             await self._run.open()
             hold = self._admitted.hold
             if hold is not None and hold.leasing is not None:
@@ -101,6 +111,9 @@ class AdmittedRun:
                 await asyncio.shield(hold.leasing)
         except asyncio.CancelledError:
             self._state = EventState.CLIENT_CANCELLED
+            raise
+        except Exception as error:
+            self.record.error = type(error).__name__
             raise
 
     async def _claim(self) -> None:
@@ -117,6 +130,9 @@ class AdmittedRun:
         except (asyncio.CancelledError, AnswerNotRead):
             self._state = EventState.CLIENT_CANCELLED
             raise
+        except Exception as error:
+            self.record.error = type(error).__name__
+            raise
         self._state = EventState.COMPLETED
 
     async def close(self) -> None:
@@ -131,13 +147,13 @@ class AdmittedRun:
             claims, key = self._admission.claims, self._facts.idempotency_key
             if self._has_claim and claims is not None and key is not None:
                 settlement.spawn(claims.release(self._terms.tenant_id, key, self.request_id))
-            await self._run.close()
+            await self._close_run()
         elif self._state is EventState.CLIENT_CANCELLED:
             # What the engine made until it heard of it is on its way; nobody waits for that here.
             self._ending = settlement.spawn(self._end_cancelled())
         else:
             self._end(self._state or EventState.FAILED, is_exact=self._state is EventState.COMPLETED)
-            await self._run.close()
+            await self._close_run()
 
     def completed_event(self) -> UsageEvent | None:
         """The event of its whole answer, to be kept with that answer; None where nothing is metered."""
@@ -157,7 +173,12 @@ class AdmittedRun:
     async def _end_cancelled(self) -> None:
         is_exact = await self._run.cancel()
         self._end(EventState.CLIENT_CANCELLED, is_exact=is_exact)
+        await self._close_run()
+
+    async def _close_run(self) -> None:
         await self._run.close()
+        # Behind it, since what engines said of their work is known by then; usage and choices stay.
+        self.record.ended(self._run, self._state)
 
     def _end(self, state: EventState, *, is_exact: bool) -> None:
         hold, metering = self._admitted.hold, self._admission.metering

@@ -43,6 +43,8 @@ from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import Authenticator, InferenceClient
 from footplate.platform.routes import cascades_of
 from footplate.platform.settings import Settings
+from footplate.platform.telemetry.served_names import ServedNames
+from footplate.platform.telemetry.setup import Telemetry
 
 _Endpoint = Callable[[Gateway, Request], Awaitable[Response]]
 
@@ -55,7 +57,7 @@ class BatchParts:
     metrics: BatchMetrics
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - the parts of a gateway, which callers name
     settings: Settings,
     client: InferenceClient,
     authenticator: Authenticator,
@@ -64,18 +66,25 @@ def create_app(
     edge: EdgeLimits | None = None,
     desk: AdminDesk | None = None,
     admission: Admission | None = None,
+    telemetry: Telemetry | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application. Starts nothing and owns nothing: its parts are the caller's to close.
 
     `readiness` adds dependencies to `/readyz`, by name; the engines are there anyway. Without a `desk` there
-    are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone. See
-    `serve_batches` for `/v1/files` and `/v1/batches`.
+    are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone; without
+    `telemetry` nothing is exported. See `serve_batches` for `/v1/files` and `/v1/batches`.
     """
     admission = admission or local_admission()
     metering = admission.metering
     of_usage = () if metering is None else (metering.metrics,)
     gateway_metrics = GatewayMetrics(client.stats, admission.metrics, admission.cascades, *of_usage)
     gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission, cascades_of(settings))
+    telemetry = telemetry or Telemetry()
+    telemetry.allowed.known_models = ServedNames(settings, client)
+    gateway_metrics.allowed = telemetry.allowed
+    gateway_metrics.add(gateway.genai)
+    if telemetry.exporter is not None:
+        gateway_metrics.add(telemetry.exporter)
     posts: dict[str, StraightEndpoint] = {}
     app = FastAPI(
         title="Footplate",
@@ -83,14 +92,14 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         middleware=[
-            Middleware(Edge, limits=edge, own_limits=UPLOAD_LIMITS),
+            Middleware(Edge, limits=edge, own_limits=UPLOAD_LIMITS, tracer=telemetry.tracer),
             Middleware(StraightPath, endpoints=posts),
         ],
         exception_handlers={HTTPException: _framework_error},
         redirect_slashes=False,
     )
     posts |= _add_posts(app, gateway)
-    app.state.gateway, app.state.posts = gateway, posts
+    app.state.gateway, app.state.posts, app.state.telemetry = gateway, posts, telemetry
     checks = {"engines": _engines_check(client), **(readiness or {})}
     _add_reads(app, gateway, checks)
     if desk is not None:

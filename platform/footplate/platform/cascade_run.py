@@ -14,6 +14,7 @@ from footplate.engine.errors import EngineError
 from footplate.engine.text.choice import TextPiece
 from footplate.engine.types import EngineRequest, TokenUsage
 from footplate.platform.generation import Choice, PromptRun, PromptUsage, Run, Sink
+from footplate.platform.ports import Journey
 from footplate.routing.cascade import CascadeReason, ConfidenceGate, Decision, Target
 
 
@@ -98,6 +99,17 @@ class CascadeRun:
     def first_token_s(self) -> float | None:
         """Since the request came, with all that was tried before; None before the answer's first token."""
         return self._answering.first_token_s
+
+    @property
+    def journeys(self) -> Sequence[Journey]:
+        """As `Run.journeys`, of both; what the small model was left for, or failed at, is said there."""
+        journeys = (*self._small.journeys, *self._large.journeys)
+        if self._decision is not None and self._answering is self._large:
+            for journey in self._small.journeys:
+                for placement in journey.placements:
+                    if placement.outcome == "answered":
+                        placement.outcome, placement.reason = "left", self._decision.reason.value
+        return journeys
 
     async def open(self) -> None:
         """Ask the small model, decide, and wait for the first tokens of the one that answers.

@@ -12,7 +12,7 @@ from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.types import EngineRequest, FinishReason, SequenceDelta, TokenLogprob, TokenUsage
 from footplate.platform.metrics import EngineLatencies
-from footplate.platform.ports import Generation, InferenceClient
+from footplate.platform.ports import Generation, InferenceClient, Journey
 
 _FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
@@ -92,6 +92,9 @@ class RequestRun(Protocol):
     @property
     def first_token_s(self) -> float | None: ...
 
+    @property
+    def journeys(self) -> Sequence[Journey]: ...
+
     async def open(self) -> None: ...
 
     async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] = ...) -> None: ...
@@ -110,6 +113,7 @@ class _Submitted:
     prompt: PromptRun
     generation: Generation
     latencies: EngineLatencies
+    journey: Journey
     first: Sequence[SequenceDelta] = ()
 
 
@@ -131,8 +135,11 @@ class Run:
         find_latencies: Callable[[str], EngineLatencies],
         clock: Callable[[], float] = time.perf_counter,
         reason: str = "",
+        trace: bytes = b"",
     ) -> None:
         self._prompts = prompts
+        self._trace = trace
+        self._journeys: list[Journey] = []
         self._reason = reason
         self._client = client
         self._model = model
@@ -152,6 +159,11 @@ class Run:
     def first_token_s(self) -> float | None:
         """Since the request came; None before the first token."""
         return self._first_token_s
+
+    @property
+    def journeys(self) -> Sequence[Journey]:
+        """Which replicas were asked for each prompt, and what became of it."""
+        return self._journeys
 
     @property
     def alternatives(self) -> Sequence[tuple[str, Sequence[EngineRequest]]]:
@@ -176,19 +188,21 @@ class Run:
             EngineDead: the replica failed before the first token.
         """
         for prompt in self.prompts:
-            generation = await self._submit(prompt.request)
+            journey = Journey(self._model, self._trace)
+            self._journeys.append(journey)
+            generation = await self._submit(prompt.request, journey)
             self._has_begun = True
             latencies = self._find_latencies(generation.engine)
-            self._submitted.append(_Submitted(prompt, generation, latencies))
+            self._submitted.append(_Submitted(prompt, generation, latencies, journey))
         first = self._submitted[0]
         first.first = await self._next(first)
         for delta in first.first:
             if delta.finish_reason in _FAILED:
                 raise EngineDead(delta.error or "the engine gave the request up")
 
-    async def _submit(self, request: EngineRequest) -> Generation:
+    async def _submit(self, request: EngineRequest, journey: Journey) -> Generation:
         try:
-            return await self._client.submit(self._model, request)
+            return await self._client.submit(self._model, request, journey)
         except EngineDead:
             # Nothing has run yet, so this is a matter of waiting for a replica.
             raise EngineOverloaded("No replica of this model is running now; try again.", 5) from None
@@ -225,6 +239,7 @@ class Run:
         if submitted:
             submitted[0].latencies.request.observe(self._clock() - self._begin)
         for entry in submitted:
+            _note_begin(entry)
             await entry.generation.close()
 
     def usage(self) -> TokenUsage:
@@ -343,3 +358,12 @@ class Run:
         else:
             latencies.token_gap.observe((now - prompt.last_token_at) / num_tokens, num_tokens)
         prompt.last_token_at = now
+
+
+def _note_begin(entry: _Submitted) -> None:
+    """How long the engine took until the first token, as it says itself."""
+    placements = entry.journey.placements
+    begun = placements[-1].begun if placements else None
+    if begun is not None:
+        entry.latencies.queue.observe(begun.queue_s)
+        entry.latencies.prefill.observe(begun.prefill_s)

@@ -20,6 +20,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from footplate.engine.types import EngineStats
+from footplate.platform.telemetry.allow_list import AllowList
+from footplate.platform.telemetry.metric_wall import walled
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -125,12 +127,15 @@ class Histogram:
 class EngineLatencies:
     """What clients wait for the answers of one engine, as the gateway sees it."""
 
-    __slots__ = ("first_token", "request", "token_gap")
+    __slots__ = ("first_token", "prefill", "queue", "request", "token_gap")
 
     def __init__(self) -> None:
         self.first_token = Histogram(_FIRST_TOKEN_S)
         self.token_gap = Histogram(_TOKEN_GAP_S)
         self.request = Histogram(_REQUEST_S)
+        # As the engine says itself.
+        self.queue = Histogram(_REQUEST_S)
+        self.prefill = Histogram(_REQUEST_S)
 
 
 class LimitMetrics:
@@ -191,6 +196,8 @@ class GatewayMetrics(Collector):
         self._stats = stats
         self._others = list(others)
         self._latencies: dict[tuple[str, str], EngineLatencies] = {}
+        # None: what isn't served under any name is not told apart.
+        self.allowed: AllowList | None = None
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -210,7 +217,17 @@ class GatewayMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        yield from _engine_families(self._stats())
+        yield from self._walled(engine_families(self._stats()))
+        yield from self.collect_own()
+
+    def collect_own(self) -> Iterable[Metric]:
+        """What this gateway alone knows: all but what engines tell of themselves."""
+        return self._walled(self._own_families())
+
+    def _walled(self, families: Iterable[Metric]) -> Iterable[Metric]:
+        return families if self.allowed is None else walled(families, self.allowed)
+
+    def _own_families(self) -> Iterator[Metric]:
         yield from self._latency_families()
         for other in self._others:
             yield from other.families()
@@ -220,6 +237,8 @@ class GatewayMetrics(Collector):
             ("vllm:time_to_first_token_seconds", "Time to the first token", "first_token"),
             ("vllm:inter_token_latency_seconds", "Time between tokens", "token_gap"),
             ("vllm:e2e_request_latency_seconds", "Time of a whole request", "request"),
+            ("vllm:request_queue_time_seconds", "Time until the engine began a request", "queue"),
+            ("vllm:request_prefill_time_seconds", "Time from there to its first token", "prefill"),
         )
         for name, text, attribute in families:
             family = HistogramMetricFamily(name, text, labels=_LABELS)
@@ -243,7 +262,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 )
 
 
-def _engine_families(by_engine: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
+def engine_families(by_engine: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
+    """What engines tell of themselves, by model and engine, as Prometheus wants it."""
     for name, text, read in _GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         for labels, stats in by_engine.items():

@@ -6,12 +6,50 @@ Adapters live in `deployments` (Ray, channel) and `tenancy` (PostgreSQL); tests 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
 from footplate.tenancy.limiter.decisions import LimitState
 from footplate.tenancy.quotas import UNLIMITED, Quota
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBegin:
+    """How an engine began a request, by its own clocks: from its coming to its place in the batch, and from
+    there to its first token.
+    """
+
+    arrived_unix_ns: int
+    queue_s: float
+    prefill_s: float
+
+
+@dataclass(slots=True)
+class Placement:
+    """One replica that was asked for a request. Times are monotonic seconds of this process.
+
+    `outcome`: answered, refused, lost (the replica died) or moved (it died, and another one was asked).
+    """
+
+    replica: str
+    asked_at: float
+    reason: str = ""
+    outcome: str = "answered"
+    ended_at: float | None = None
+    begun: EngineBegin | None = None
+
+
+@dataclass(slots=True)
+class Journey:
+    """One prompt's way to the engines: its client writes it down, its request reads it.
+
+    `trace`: `TraceContext.to_wire`, for engines; empty: none.
+    """
+
+    model: str
+    trace: bytes = b""
+    placements: list[Placement] = field(default_factory=list)
 
 
 class Generation(Protocol):
@@ -54,8 +92,10 @@ class Generation(Protocol):
 class InferenceClient(Protocol):
     """The gateway's way to the engines."""
 
-    async def submit(self, model: str, request: EngineRequest) -> Generation:
+    async def submit(self, model: str, request: EngineRequest, journey: Journey | None = None) -> Generation:
         """Hand a request to a replica of `model`; returns once an engine has accepted it.
+
+        Who is asked, and what became of it until the generation is closed, is added to `journey`.
 
         Raises:
             InvalidRequest, RequestTooLarge: the engine refused it for good.

@@ -30,6 +30,7 @@ from footplate.platform.errors import SettingsError
 from footplate.platform.price_settings import faults_of_prices
 from footplate.platform.route_settings import faults_of_routes
 from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
+from footplate.platform.telemetry.endpoint import checked_endpoint
 from footplate.routing.cascade import DEFAULT_THRESHOLD
 from footplate.tenancy.errors import InvalidQuota
 from footplate.tenancy.quotas import Quota
@@ -325,11 +326,22 @@ class ContentCaptureSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Where traces and metrics go."""
+    """Where all goes. `otlp_endpoint`: a receiver over HTTP, as http://collector:4318; null exports nothing.
+
+    `otlp_headers_file`: `name: value` lines to send with it, for its credentials. `trace_ratio`: the share
+    that is traced of the requests whose clients don't decide it.
+    """
 
     otlp_endpoint: str | None = None
+    otlp_headers_file: str | None = None
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     prometheus: bool = True
     content_capture: ContentCaptureSettings = ContentCaptureSettings()
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _known_endpoint(cls, value: str | None) -> str | None:
+        return None if value is None else checked_endpoint(value)
 
 
 def _default_models() -> tuple[ModelSettings, ...]:
@@ -443,8 +455,6 @@ def settings_schema() -> dict[str, Any]:
 def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Settings that are valid but that nothing in this version acts on: silence would be a lie."""
     later = "is not available in this version; "
-    if settings.telemetry.otlp_endpoint is not None:
-        yield ("telemetry", "otlp_endpoint"), f"OTLP export {later}set null"
     if settings.telemetry.content_capture.mode != "off":
         yield ("telemetry", "content_capture", "mode"), f"content capture {later}set off"
     if settings.limits.degraded_mode.budget != DegradedModeSettings().budget:

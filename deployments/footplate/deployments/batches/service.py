@@ -27,6 +27,7 @@ from footplate.platform.http.straight_path import StraightEndpoint
 from footplate.platform.metering import EventSink
 from footplate.platform.ports import InferenceClient, KeyFinder
 from footplate.platform.settings import BatchSettings
+from footplate.platform.telemetry.spans import Tracer
 from footplate.routing.cascade import Cascade
 
 NUM_THREADS = 4
@@ -43,6 +44,7 @@ class LineParts:
     sink: EventSink | None
     # Routes that lines may name.
     cascades: Mapping[str, Cascade] = field(default_factory=dict)
+    tracer: Tracer = field(default_factory=Tracer)
 
 
 class BatchService:
@@ -88,6 +90,7 @@ class BatchService:
             self._threads,
             self._name,
             lines.cascades,
+            lines.tracer,
         )
         self._worker = BatchWorker(work, lines.client, self._files, self.parts.metrics, self._pace)
         self.parts.desk.wake.append(self._worker.wake)

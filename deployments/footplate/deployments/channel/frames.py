@@ -25,9 +25,10 @@ from footplate.deployments.errors import FrameError
 from footplate.deployments.refusal import Refusal
 from footplate.engine.prefix import DIGEST_BYTES
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
+from footplate.platform.ports import EngineBegin
 from footplate.routing.types import BlockEvents
 
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<BBHI")
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 
@@ -60,6 +61,7 @@ class Kind(IntEnum):
     REFUSE = 13  # engine -> gateway: why it doesn't take a request, MessagePack
     BLOCKS = 14  # engine -> gateway: what its prefix cache has gained and lost, MessagePack
     SHOW_ALL = 15  # gateway -> engine: an event is missing, so begin anew with all that is cached; empty
+    BEGAN = 16  # engine -> gateway: how it began a stream, before its first token; words, see `began_frame`
 
 
 class Status(msgspec.Struct, array_like=True):
@@ -74,10 +76,14 @@ class Status(msgspec.Struct, array_like=True):
 
 
 class Submission(msgspec.Struct, array_like=True):
-    """A request, and the stream of its gateway that its tokens go to."""
+    """A request, and the stream of its gateway that its tokens go to.
+
+    `trace`: the W3C trace context it belongs to, as `TraceContext.to_wire` writes it; empty: none.
+    """
 
     stream_id: int
     request: EngineRequest
+    trace: bytes = b""
 
 
 class Refused(msgspec.Struct, array_like=True):
@@ -105,6 +111,7 @@ _submission_decoder = msgspec.msgpack.Decoder(Submission)
 _refused_decoder = msgspec.msgpack.Decoder(Refused)
 _blocks_decoder = msgspec.msgpack.Decoder(Blocks)
 _Read = TypeVar("_Read")
+_MAX_WORD = 0xFFFF_FFFF
 _SWAP = sys.byteorder != "little"
 
 
@@ -170,9 +177,30 @@ def read_extras(payload: bytes) -> list[tuple[int, SequenceDelta]]:
     return _decoded(_extras_decoder, payload, "an extras payload")
 
 
-def submit_frame(stream_id: int, request: EngineRequest) -> bytes:
+def submit_frame(stream_id: int, request: EngineRequest, trace: bytes = b"") -> bytes:
     """A request on its way to an engine."""
-    return frame(Kind.SUBMIT, _submission_encoder.encode(Submission(stream_id, request)))
+    return frame(Kind.SUBMIT, _submission_encoder.encode(Submission(stream_id, request, trace)))
+
+
+def began_frame(stream_id: int, begun: EngineBegin) -> bytes:
+    """How an engine began: when the request came (unix, two words), time in the queue and of the prompt.
+
+    Times are in microseconds, and at most 71 minutes.
+    """
+    queue_us, prefill_us = (
+        min(max(int(seconds * 1e6), 0), _MAX_WORD) for seconds in (begun.queue_s, begun.prefill_s)
+    )
+    high, low = divmod(begun.arrived_unix_ns, 1 << 32)
+    return word_frame(Kind.BEGAN, (stream_id, high, low, queue_us, prefill_us))
+
+
+def read_began(payload: bytes) -> tuple[int, EngineBegin]:
+    """The stream and the times of a `BEGAN` payload. Raises FrameError."""
+    words = read_words(payload)
+    if len(words) != 5:
+        raise FrameError(f"a beginning of {len(words)} words has not 5")
+    stream_id, high, low, queue_us, prefill_us = words
+    return stream_id, EngineBegin(high << 32 | low, queue_us / 1e6, prefill_us / 1e6)
 
 
 def read_submission(payload: bytes) -> Submission:

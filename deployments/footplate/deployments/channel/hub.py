@@ -19,6 +19,7 @@ from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Doorkee
 from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
 from footplate.engine.errors import EngineDead, EngineError
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
+from footplate.platform.ports import EngineBegin
 from footplate.routing.types import BlockEvents
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class TokenStream:
         "_waiter",
         "_woken_at",
         "accepted",
+        "begun",
         "failure",
         "link",
         "request_id",
@@ -70,6 +72,7 @@ class TokenStream:
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failure: EngineError | None = None
         self.link: EngineLink | None = None
+        self.begun: EngineBegin | None = None
         self.request_id = request_id
         self.stream_id = stream_id
 
@@ -297,6 +300,10 @@ class EngineLink(asyncio.Protocol):
             self._hub.listener.heard(self, self.status)
         elif kind == Kind.BLOCKS:
             self._hub.listener.blocks_changed(self, frames.read_blocks(payload))
+        elif kind == Kind.BEGAN:
+            stream_id, begun = frames.read_began(payload)
+            if stream_id in self.streams:
+                self.streams[stream_id].begun = begun
         elif kind == Kind.REFUSE:
             refused = frames.read_refused(payload)
             self._hub.refuse(refused.stream_id, self, refused.refusal.to_error())
@@ -401,13 +408,15 @@ class TokenHub:
             if not stream.accepted.done():
                 stream.accepted.set_result(None)
 
-    def submit(self, stream: TokenStream, link: EngineLink, request: EngineRequest) -> None:
+    def submit(
+        self, stream: TokenStream, link: EngineLink, request: EngineRequest, trace: bytes = b""
+    ) -> None:
         """Send a request to a replica; `stream.accepted` ends with its yes, its no, or its loss."""
         if link.is_lost:
             stream.fail(EngineDead("the connection to the replica is lost"))
             return
         link.asked[stream.stream_id] = stream
-        link.write(frames.submit_frame(stream.stream_id, request))
+        link.write(frames.submit_frame(stream.stream_id, request, trace))
 
     def refuse(self, stream_id: int, link: EngineLink, error: EngineError) -> None:
         """The engine behind `link` does not take a stream."""

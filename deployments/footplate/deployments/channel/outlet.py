@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from footplate.deployments.errors import ChannelError, ChannelRefused, FrameErro
 from footplate.deployments.refusal import Refusal
 from footplate.engine.errors import EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, SequenceDelta
+from footplate.platform.ports import EngineBegin
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,11 @@ class Delivery:
     done: asyncio.Future[bool]
     # By choice, what has gone to the gateway.
     num_sent: list[int]
+    # When the request came, by the monotonic and the wall clock.
+    came_at: float = field(default_factory=time.monotonic)
+    came_unix_ns: int = field(default_factory=time.time_ns)
+    trace: bytes = b""
+    begun: EngineBegin | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +63,7 @@ class _StepOutput:
 
     words: list[int] = field(default_factory=list)
     extras: list[tuple[int, SequenceDelta]] = field(default_factory=list)
+    began: bytes = b""
 
 
 class GatewayLink(asyncio.Protocol):
@@ -125,7 +133,7 @@ class GatewayLink(asyncio.Protocol):
                 self._outlet.stop_choice(self, stream_id, index, num_used)
         elif kind == Kind.SUBMIT and self.ready.done():
             submission = frames.read_submission(payload)
-            self._outlet.take(self, submission.stream_id, submission.request)
+            self._outlet.take(self, submission.stream_id, submission.request, submission.trace)
         elif kind == Kind.SHOW_ALL and self.ready.done():
             self._outlet.show_all(self)
         else:
@@ -160,6 +168,8 @@ class TokenOutlet:
         self._blocks = blocks
         self._cut = cut or _ignore
         self._status = status
+        # Hears of each request once nothing more of it goes to its gateway.
+        self.on_end: Callable[[Delivery], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, GatewayLink] = {}
         self._dialling: dict[str, asyncio.Task[GatewayLink]] = {}
@@ -202,7 +212,7 @@ class TokenOutlet:
         """Tell the gateway that the engine has taken the request. Written before any of its tokens."""
         delivery.link.write(frames.word_frame(Kind.ACCEPT, [delivery.stream_id]))
 
-    def take(self, link: GatewayLink, stream_id: int, request: EngineRequest) -> None:
+    def take(self, link: GatewayLink, stream_id: int, request: EngineRequest, trace: bytes = b"") -> None:
         """A gateway's request: the engine has it, or the gateway is told why not."""
         if self._is_draining:
             no = Refusal.of(EngineOverloaded("this replica is about to stop; send the request again"))
@@ -213,6 +223,7 @@ class TokenOutlet:
             link.write(frames.refuse_frame(stream_id, no))
             return
         delivery = self.open(link, stream_id, request.request_id, request.params.n)
+        delivery.trace = trace
         try:
             self._submit(request)
         except EngineError as error:
@@ -319,6 +330,8 @@ class TokenOutlet:
             output = outputs.get(delivery.link)
             if output is None:
                 output = outputs[delivery.link] = _StepOutput()
+            if delivery.begun is None and delta.scheduled_at is not None:
+                output.began += self._begin(delivery, delta)
             delivery.num_sent[delta.index] += len(delta.token_ids)
             if frames.is_plain(delta):
                 frames.append_tokens(output.words, delivery.stream_id, delta)
@@ -327,10 +340,19 @@ class TokenOutlet:
             if delta.finish_reason is not None:
                 self._close_choice(delivery, delta.index)
         for link, output in outputs.items():
-            message = frames.word_frame(Kind.TOKENS, output.words) if output.words else b""
+            message = output.began
+            if output.words:
+                message += frames.word_frame(Kind.TOKENS, output.words)
             if output.extras:
                 message += frames.extras_frame(output.extras)
             link.write(message)
+
+    def _begin(self, delivery: Delivery, delta: SequenceDelta) -> bytes:
+        """A request's first word from the engine: how long it waited, and how long its prompt took."""
+        now, scheduled_at = time.monotonic(), delta.scheduled_at or 0.0
+        queue_s, prefill_s = max(scheduled_at - delivery.came_at, 0.0), max(now - scheduled_at, 0.0)
+        delivery.begun = EngineBegin(delivery.came_unix_ns, queue_s, prefill_s)
+        return frames.began_frame(delivery.stream_id, delivery.begun)
 
     def _give_up(self, delivery: Delivery) -> None:
         for index in sorted(delivery.open_choices):
@@ -353,6 +375,8 @@ class TokenOutlet:
                 link.ended.popitem(last=False)
         if not delivery.done.done():
             delivery.done.set_result(was_delivered)
+            if self.on_end is not None:
+                self.on_end(delivery)
 
     def _publish_soon(self) -> None:
         if self._publishing is None:

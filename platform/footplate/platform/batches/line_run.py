@@ -32,6 +32,7 @@ from footplate.platform.http.in_process import InProcessAnswer, InProcessCaller,
 from footplate.platform.http.straight_path import StraightEndpoint
 from footplate.platform.metering import EventSink, LineAttempt
 from footplate.platform.ports import KeyFinder, Principal
+from footplate.platform.telemetry.spans import Tracer
 from footplate.routing.cascade import Cascade
 from footplate.tenancy.access import Action, roles_with
 
@@ -74,6 +75,7 @@ class LineWork:
     threads: StoreThreads
     worker: str
     cascades: Mapping[str, Cascade] = field(default_factory=dict)
+    tracer: Tracer = field(default_factory=Tracer)
 
 
 async def find_kept(work: LineWork, line: ClaimedLine) -> LineEnd | None:
@@ -118,7 +120,7 @@ async def run_line(work: LineWork, held: HeldLine) -> LineEnd | Later | None:
     if principal is None or not _may_run(principal, line):
         message = "The key that made this batch is revoked, expired, or its tenant suspended."
         return await _refuse(work, held, read, AuthenticationFailed(message))
-    caller = InProcessCaller(principal, held.attempt)
+    caller = InProcessCaller(principal, held.attempt, tracer=work.tracer)
 
     async def keep(body: bytes) -> None:
         event = None if caller.run is None else caller.run.completed_event()

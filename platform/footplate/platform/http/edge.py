@@ -13,6 +13,8 @@ import structlog
 
 from footplate.platform.errors import AnswerNotRead, BodyEncoded, BodyTooLarge, BodyTooSlow
 from footplate.platform.http.errors import api_error
+from footplate.platform.ports import Principal
+from footplate.platform.telemetry.spans import CURRENT, SERVER, RequestTrace, Tracer
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,7 +22,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_FAILURE, _MODEL = "footplate.failure", "footplate.model"
+_FAILURE, _MODEL, _CALLER = "footplate.failure", "footplate.model", "footplate.principal"
+TRACE = "footplate.trace"
+# What probes and scrapers ask all the time.
+_UNTRACED = frozenset({"/healthz", "/readyz", "/metrics"})
 
 _log = structlog.get_logger("footplate.edge")
 
@@ -44,12 +49,18 @@ def note_model(scope: Scope, model: str) -> None:
     scope[_MODEL] = model
 
 
+def note_caller(scope: Scope, principal: Principal) -> None:
+    """Say who asks."""
+    scope[_CALLER] = principal
+
+
 class Edge:
     """Wraps an ASGI app. Every HTTP response gets `x-request-id` and `openai-processing-ms`.
 
     An exception that reaches this layer before the response has begun becomes an error answer; later ones end
     the connection. Every 5xx, in a status or in an error event, leaves exactly one line in the log; it names
-    the exception's class, never its text: texts can quote what a client sent.
+    the exception's class, never its text: texts can quote what a client sent. Each request is a span, in the
+    client's trace where it sends a `traceparent`.
     """
 
     def __init__(
@@ -58,8 +69,10 @@ class Edge:
         limits: EdgeLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
         own_limits: Mapping[tuple[str, str], EdgeLimits] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._app = app
+        self._tracer = tracer or Tracer()
         self._limits = limits or EdgeLimits()
         # Of single endpoints, by method and path: for uploads.
         self._own_limits = own_limits or {}
@@ -73,6 +86,11 @@ class Edge:
         exchange = _Exchange(send, limits.max_stall_s, self._clock)
         scope["footplate.request_id"] = exchange.request_id
         body = _BoundedBody(receive, scope, limits.max_body_bytes, limits.max_body_s)
+        trace = self._tracer.begin(exchange.request_id, _traceparent(scope))
+        if scope["path"] in _UNTRACED:
+            trace.leave_out()
+        scope[TRACE] = trace
+        before = CURRENT.set(trace)
         try:
             await self._app(scope, body.receive, exchange.send)
         except Exception as error:
@@ -82,6 +100,9 @@ class Edge:
             await api_error(error).response()(scope, receive, exchange.send)
         finally:
             _log_failure(scope, exchange)
+            if trace.is_recorded:
+                _end_span(scope, exchange, trace)
+            CURRENT.reset(before)
 
 
 class _Exchange:
@@ -135,6 +156,32 @@ def _log_failure(scope: Scope, exchange: _Exchange) -> None:
         # The route's own pattern: what a client wrote in a path can be content.
         route=getattr(scope.get("route"), "path", ""),
     )
+
+
+def _end_span(scope: Scope, exchange: _Exchange, trace: RequestTrace) -> None:
+    """The request's own span. Its route is our pattern, never what a client wrote in a path."""
+    error, caller = scope.get(_FAILURE), scope.get(_CALLER)
+    status = exchange.status if error is None else api_error(error).status
+    route = getattr(scope.get("route"), "path", "")
+    attributes: dict[str, Any] = {"http.request.method": scope["method"]}
+    if exchange.status:
+        attributes["http.response.status_code"] = exchange.status
+    if route:
+        attributes["http.route"] = route
+    if caller is not None:
+        attributes["footplate.tenant.id"] = caller.tenant_id
+        attributes["footplate.key.id"] = caller.key_id
+    if error is not None:
+        attributes["error.type"] = type(error).__name__
+    elif status >= 500:
+        attributes["error.type"] = str(status)
+    trace.end(scope["method"], route, attributes, kind=SERVER, is_error=status >= 500)
+
+
+def _traceparent(scope: Scope) -> bytes | None:
+    """The header, where there is exactly one."""
+    found = [value for name, value in scope.get("headers", ()) if name == b"traceparent"]
+    return found[0] if len(found) == 1 else None
 
 
 class _BoundedBody:

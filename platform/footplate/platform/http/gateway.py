@@ -18,7 +18,7 @@ from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.cascade_run import CascadeRun
 from footplate.platform.errors import ModelNotFound, UnsupportedParameter
 from footplate.platform.generation import RequestRun, Run
-from footplate.platform.http.edge import note_model
+from footplate.platform.http.edge import TRACE, note_caller, note_model
 from footplate.platform.http.in_process import CALLER, InProcessCaller
 from footplate.platform.http.routed import Leg, Plan, PreparedLeg, leg_numbers
 from footplate.platform.idempotency import checked_key
@@ -28,6 +28,8 @@ from footplate.platform.metrics import GatewayMetrics
 from footplate.platform.models import NO_SUCH_MODEL, PipelineProvider, find_model
 from footplate.platform.ports import Authenticator, InferenceClient, Principal
 from footplate.platform.routes import targets_of, usable_targets
+from footplate.platform.telemetry.genai_metrics import GenAiMetrics
+from footplate.platform.telemetry.inference import InferenceRecord
 from footplate.routing.cascade import Cascade, ConfidenceGate, Decision, Target, decide
 from footplate.routing.prompt_facts import PromptFacts
 
@@ -44,6 +46,7 @@ class Gateway:
     # Virtual models, by name.
     cascades: Mapping[str, Cascade] = field(default_factory=dict)
     clock: Callable[[], float] = field(default=time.perf_counter)
+    genai: GenAiMetrics = field(default_factory=GenAiMetrics)
     # Two, so that what the one refuses for is not what answers of models wait for.
     tokens: TenantThreads = field(default_factory=partial(TenantThreads, "tokens", max_waiting=8))
     answers: TenantThreads = field(default_factory=partial(TenantThreads, "answers"))
@@ -69,7 +72,9 @@ class Gateway:
         self, request: Request, roles: frozenset[str] | None = INFERENCE_ROLES
     ) -> Principal:
         """The caller; `roles` None takes any key. Raises AuthenticationFailed or PermissionDenied."""
-        return await authenticate(request.headers, self.authenticator, roles)
+        principal = await authenticate(request.headers, self.authenticator, roles)
+        note_caller(request.scope, principal)
+        return principal
 
     async def model(
         self, request: Request, principal: Principal, name: str
@@ -154,12 +159,14 @@ class Gateway:
         terms = first.terms
         for other in legs[1:]:
             terms = terms_of_either(terms, other.leg.terms)
-        admitted = AdmittedRun(self._request_run(plan, legs), self.admission, terms, facts)
+        record = InferenceRecord.begin(scope.get(TRACE), self.genai, facts)
+        request_run = self._request_run(plan, legs, record.context)
+        admitted = AdmittedRun(request_run, self.admission, terms, facts, record)
         if caller is not None:
             caller.run = admitted
         return admitted
 
-    def _request_run(self, plan: Plan, legs: Sequence[PreparedLeg]) -> RequestRun:
+    def _request_run(self, plan: Plan, legs: Sequence[PreparedLeg], trace: bytes) -> RequestRun:
         cascade, decision = plan.cascade, plan.decision
         reason = "" if decision is None else decision.reason.value
         runs = [
@@ -170,6 +177,7 @@ class Gateway:
                 partial(self.metrics.latencies, each.leg.card.name),
                 self.clock,
                 reason,
+                trace,
             )
             for each in legs
         ]

@@ -14,11 +14,12 @@ import structlog
 from starlette.requests import Request
 
 from footplate.platform.admitted_run import AdmittedRun
-from footplate.platform.http.edge import Message
+from footplate.platform.http.edge import TRACE, Message
 from footplate.platform.http.errors import api_error
 from footplate.platform.http.straight_path import Route, StraightEndpoint
 from footplate.platform.metering import LineAttempt
 from footplate.platform.ports import Principal
+from footplate.platform.telemetry.spans import CURRENT, INTERNAL, RequestTrace, Tracer
 
 CALLER = "footplate.caller"
 _log = structlog.get_logger("footplate.batches")
@@ -31,6 +32,7 @@ class InProcessCaller:
     principal: Principal
     line: LineAttempt
     run: AdmittedRun | None = None
+    tracer: Tracer = field(default_factory=Tracer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ async def ask_in_process(
     A whole answer goes to `keep` before the run's end is metered, and what that raises is raised here.
     """
     path, request_id, body = request
+    trace = caller.tracer.begin(request_id)
     scope: dict[str, Any] = {
         "type": "http",
         "http_version": "1.1",
@@ -68,8 +71,10 @@ async def ask_in_process(
         "route": Route(path),
         "footplate.request_id": request_id,
         CALLER: caller,
+        TRACE: trace,
     }
     exchange = _Exchange(body, leave, keep)
+    before = CURRENT.set(trace)
     try:
         response = await endpoint(Request(scope, exchange.receive))
         await response(scope, exchange.receive, exchange.send)
@@ -88,8 +93,27 @@ async def ask_in_process(
                 route=path,
             )
         headers = {name.lower(): value for name, value in found.headers.items()}
+        _end_span(trace, caller, found.status, type(error).__name__)
         return InProcessAnswer(found.status, found.encode(), headers)
+    finally:
+        CURRENT.reset(before)
+    _end_span(trace, caller, 0 if exchange.answer is None else exchange.answer.status)
     return exchange.answer
+
+
+def _end_span(trace: RequestTrace, caller: InProcessCaller, status: int, error: str = "") -> None:
+    """One attempt at a line is a trace of its own: its batch may last a day."""
+    attributes: dict[str, Any] = {
+        "footplate.batch.id": str(caller.line.batch_id),
+        "footplate.tenant.id": caller.principal.tenant_id,
+        "footplate.key.id": caller.principal.key_id,
+    }
+    if status:
+        attributes["http.response.status_code"] = status
+    if error:
+        attributes["error.type"] = error
+    is_error = status >= 500
+    trace.end("footplate.batch_line", "", attributes, kind=INTERNAL, is_error=is_error)
 
 
 class _NotKept(Exception):

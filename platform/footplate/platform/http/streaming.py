@@ -109,6 +109,7 @@ class StreamResponse(_RunResponse[StreamSink]):
 
     async def _answer(self, scope: Scope, send: Send, sink: StreamSink) -> None:
         out, late = sink.out, sink.late
+        self._run.record.is_stream = True
 
         async def flush() -> None:
             if out or late:
