@@ -14,10 +14,10 @@ from prometheus_client.metrics_core import Metric
 
 from footplate.deployments.logs import set_line_sink
 from footplate.platform.errors import SettingsError
-from footplate.platform.settings import TelemetrySettings
 from footplate.platform.telemetry.allow_list import AllowList
 from footplate.platform.telemetry.otlp import OtlpWriter
 from footplate.platform.telemetry.otlp_export import ExportTarget, OtlpExporter
+from footplate.platform.telemetry.settings import TelemetrySettings
 from footplate.platform.telemetry.setup import Telemetry
 from footplate.platform.telemetry.spans import Tracer
 

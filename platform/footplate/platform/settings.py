@@ -15,8 +15,6 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
@@ -30,7 +28,8 @@ from footplate.platform.errors import SettingsError
 from footplate.platform.price_settings import faults_of_prices
 from footplate.platform.route_settings import faults_of_routes
 from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
-from footplate.platform.telemetry.endpoint import checked_endpoint
+from footplate.platform.settings_section import Section
+from footplate.platform.telemetry.settings import TelemetrySettings
 from footplate.routing.cascade import DEFAULT_THRESHOLD
 from footplate.tenancy.errors import InvalidQuota
 from footplate.tenancy.quotas import Quota
@@ -45,12 +44,6 @@ _Port = Annotated[int, Field(ge=0, le=65_535)]
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
-
-
-class Section(BaseModel):
-    """A part of the file: unknown keys are faults, and values keep the types they are written in."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ServerSettings(Section):
@@ -312,36 +305,6 @@ class BillingSettings(Section):
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             raise ValueError("is no time zone of the IANA database, such as UTC or Europe/Berlin") from None
         return value
-
-
-class ContentCaptureSettings(Section):
-    """Whether prompts and answers are ever written down. Off, unless somebody decides otherwise."""
-
-    mode: Literal["off", "errors", "sampled"] = "off"
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _unquoted_off(cls, value: Any) -> Any:
-        return "off" if value is False else value  # what YAML makes of a bare off
-
-
-class TelemetrySettings(Section):
-    """Where all goes. `otlp_endpoint`: a receiver over HTTP, as http://collector:4318; null exports nothing.
-
-    `otlp_headers_file`: `name: value` lines to send with it, for its credentials. `trace_ratio`: the share
-    that is traced of the requests whose clients don't decide it.
-    """
-
-    otlp_endpoint: str | None = None
-    otlp_headers_file: str | None = None
-    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    prometheus: bool = True
-    content_capture: ContentCaptureSettings = ContentCaptureSettings()
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _known_endpoint(cls, value: str | None) -> str | None:
-        return None if value is None else checked_endpoint(value)
 
 
 def _default_models() -> tuple[ModelSettings, ...]:
