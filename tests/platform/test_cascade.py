@@ -301,6 +301,19 @@ async def test_a_prompt_that_only_the_large_model_holds_is_its_own(
     assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("policy", ["rules", "classifier", "confidence"])
+async def test_what_fits_neither_model_is_refused_as_for_a_model(
+    make_routed: Callable[..., Routed], policy: str, path: str
+) -> None:
+    routed = make_routed(policy=policy, threshold=0.0)
+    short = replace(principal(), tenant_quota=Quota(max_context_tokens=20))
+    routed.rig.keys.principals = {**known_principals(), TENANT_KEY: short}
+    response = await routed.post(path, asking(path, max_tokens=1_000))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert routed.asked() == []
+
+
 async def test_when_both_fail_the_client_hears_of_it_and_pays_nothing(routed: Routed) -> None:
     routed.plays("little", "No idea at all.", logprob=UNSURE)
     routed.plays("big", "x", refusal=EngineOverloaded("full"))

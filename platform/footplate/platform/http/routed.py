@@ -77,14 +77,15 @@ async def prepared(
     """Each leg's prompts. A leg that may be left out is, where the request does not fit its model.
 
     Raises:
-        InvalidRequest, RequestTooLarge: the request does not fit a model that has to take it.
+        InvalidRequest, RequestTooLarge: the request does not fit a model that has to take it, or fits none.
     """
     ready: list[PreparedLeg] = []
     for leg in plan.legs:
         try:
             made = await prepare(leg)
         except EngineError:
-            if not leg.is_optional:
+            # Each may be left out, but not all of them.
+            if not leg.is_optional or (leg is plan.legs[-1] and not ready):
                 raise
             continue
         ready.append(PreparedLeg(leg, made.prompts, made.sink))
