@@ -67,7 +67,10 @@ ROUTED = Settings.model_validate(
                 },
             },
             {"name": "sure", "cascade": {"small": "smollm2-135m", "large": "large"}},
-            {"name": "seen", "cascade": {"small": "smollm2-135m", "large": "large", "policy": "classifier"}},
+            {
+                "name": "team/seen",
+                "cascade": {"small": "smollm2-135m", "large": "large", "policy": "classifier"},
+            },
         ],
     }
 )
@@ -168,7 +171,7 @@ class World:
             # Every world begins without prices.
             versions = self.billing.prices.book().versions
             price_id = str((versions or [self.billing.prices.add(price_list(), imported_by="test")])[0].id)
-        return route.path.format(
+        return route.path.replace(":path}", "}").format(
             tenant_id=tenant_id,
             key_id=key_id,
             period_id=month,

@@ -35,7 +35,7 @@ def test_routes_tell_who_answered_and_what_that_saved_net_of_attempts(world: Wor
         ]
     )
     listed = {route["id"]: route for route in world.ok("GET", "routes")["data"]}
-    assert set(listed) == {"auto", "sure", "seen"}
+    assert set(listed) == {"auto", "sure", "team/seen"}
     auto = listed["auto"]
     assert (auto["policy"], auto["small"], auto["large"]) == ("rules", "smollm2-135m", "large")
     assert (auto["requests"], auto["escalated_share"], auto["attempts_left"]) == (2, 0.5, 1)
@@ -88,7 +88,7 @@ def test_a_dry_run_of_confidence_says_that_the_answer_itself_decides(world: Worl
 
 
 def test_a_dry_run_of_the_classifier_shows_what_each_feature_adds(world: World) -> None:
-    found = world.ok("POST", "routes/seen/explain", {"prompt": "What is 12 plus 9?"})
+    found = world.ok("POST", "routes/team/seen/explain", {"prompt": "What is 12 plus 9?"})
     assert 0 < found["score"] < 1 and set(found["contributions"]) <= set(found["features"])
 
 

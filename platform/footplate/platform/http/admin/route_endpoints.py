@@ -137,9 +137,10 @@ def route_routes() -> tuple[AdminRoute, ...]:
     every, action = f"{PREFIX}/routes", Action.READ_MODELS
     return (
         AdminRoute("GET", every, action, list_routes, RouteAnswer, None, RANGE, is_list=True),
+        # A route's name may hold slashes, as a model's.
         AdminRoute(
             "POST",
-            f"{every}/{{route_name}}/explain",
+            f"{every}/{{route_name:path}}/explain",
             action,
             explain_route,
             RouteExplanation,
