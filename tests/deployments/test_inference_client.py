@@ -27,6 +27,7 @@ from footplate.engine.types import (
     ModelCard,
     SamplingParams,
 )
+from footplate.platform.ports import Journey
 from footplate.routing.router import Router
 from footplate.routing.types import ReplicaId
 from tests.deployments.test_channel import KEY, asynchronous, token, until
@@ -240,6 +241,29 @@ async def test_when_all_are_dead_the_replacement_is_waited_for(tmp_path: Path) -
         assert replacement.taken
         # It has its predecessor's name, and nothing of its cache.
         assert fleet.knows(replacement, 0)
+
+
+@asynchronous
+async def test_who_has_somebody_else_to_ask_waits_for_no_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet_of(tmp_path, 1) as fleet:
+        [replica] = fleet.replicas
+        generation = await fleet.client.submit("m", asked("r"), Journey("m", may_wait=False))
+        reading = asyncio.create_task(generation.next())
+        fleet.replicas.clear()
+        await replica.outlet.close()
+        with pytest.raises(EngineOverloaded):
+            await reading
+        with pytest.raises(EngineOverloaded):
+            await fleet.client.submit("m", asked("s"), Journey("m", may_wait=False))
+    # Nor does it wait for the last one that says nothing.
+    monkeypatch.setattr(inference_client, "ANSWER_S", 0.02)
+    async with fleet_of(tmp_path, 1) as fleet:
+        [replica] = fleet.replicas
+        replica.outlet.take = lambda *_: None  # type: ignore[method-assign]
+        with pytest.raises(EngineOverloaded, match="no answer"):
+            await fleet.client.submit("m", asked("r"), Journey("m", may_wait=False))
 
 
 @asynchronous

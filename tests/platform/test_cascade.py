@@ -277,6 +277,8 @@ async def test_the_large_model_answers_at_once_where_the_small_one_refuses(
     assert (said(response, CHAT), models_named(response)) == ("The large answer.", {"big"})
     [attempt] = routed.event.attempts
     assert (attempt.model, attempt.reason) == ("big", "small_refused")
+    # A replica of the small model that may come is not waited for, as one of the large model is.
+    assert {way.model: way.may_wait for way in routed.rig.engine.journeys} == {"little": False, "big": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])

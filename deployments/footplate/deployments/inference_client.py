@@ -158,7 +158,8 @@ class ChannelInferenceClient:
     ) -> TokenStream:
         """The request's stream at the first replica by rank that takes it, but for those `tried`.
 
-        Where no replica is left that has not refused or died, one that comes meanwhile is waited for.
+        Where no replica is left that has not refused or died, one that comes meanwhile is waited for, unless
+        the request has another model to go to (`Journey.may_wait`).
 
         Raises:
             EngineError: as `submit`.
@@ -186,6 +187,8 @@ class ChannelInferenceClient:
                         continue
                     if isinstance(refusal, EngineOverloaded):
                         raise refusal
+                    if not journey.may_wait:
+                        raise refusal or EngineOverloaded(f"no replica of {model} is there now")
                     await self._board.wait_for_news()
         except TimeoutError:
             late = EngineOverloaded(f"no replica of {model} took the request in {self._accept_s:.0f} s")
@@ -203,8 +206,9 @@ class ChannelInferenceClient:
         stream = self._hub.open(request.request_id, request.params.n)
         try:
             self._hub.submit(stream, link, request, journey.trace)
-            # The last one is waited for as long as there is time.
-            async with asyncio.timeout(ANSWER_S if self._untried(model, tried) else None):
+            # The last one is waited for as long as there is time, unless there is another model.
+            is_last = journey.may_wait and not self._untried(model, tried)
+            async with asyncio.timeout(None if is_last else ANSWER_S):
                 await asyncio.shield(stream.accepted)
         except TimeoutError:
             stream.close()

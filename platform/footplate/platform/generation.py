@@ -136,9 +136,13 @@ class Run:
         clock: Callable[[], float] = time.perf_counter,
         reason: str = "",
         trace: bytes = b"",
+        *,
+        may_wait: bool = True,
     ) -> None:
         self._prompts = prompts
         self._trace = trace
+        # Not where another model answers in this one's place.
+        self._may_wait = may_wait
         self._journeys: list[Journey] = []
         self._reason = reason
         self._client = client
@@ -188,7 +192,7 @@ class Run:
             EngineDead: the replica failed before the first token.
         """
         for prompt in self.prompts:
-            journey = Journey(self._model, self._trace)
+            journey = Journey(self._model, self._trace, self._may_wait)
             self._journeys.append(journey)
             generation = await self._submit(prompt.request, journey)
             self._has_begun = True

@@ -44,11 +44,13 @@ class Placement:
 class Journey:
     """One prompt's way to the engines: its client writes it down, its request reads it.
 
-    `trace`: `TraceContext.to_wire`, for engines; empty: none.
+    `trace`: `TraceContext.to_wire`, for engines; empty: none. `may_wait`: where no replica takes it now, one
+    that comes is waited for.
     """
 
     model: str
     trace: bytes = b""
+    may_wait: bool = True
     placements: list[Placement] = field(default_factory=list)
 
 

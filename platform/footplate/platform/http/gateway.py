@@ -178,6 +178,7 @@ class Gateway:
                 self.clock,
                 reason,
                 trace,
+                may_wait=each is legs[-1],
             )
             for each in legs
         ]
