@@ -22,7 +22,9 @@ from footplate.billing.usage import (
     TokenCounts,
     UsageEvent,
 )
-from footplate.engine.errors import EngineDead, EngineOverloaded
+from footplate.engine.errors import EngineDead, EngineOverloaded, LoadError
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.types import ModelCard
 from footplate.platform.admission import Admission
 from footplate.platform.errors import ModelNotFound
 from footplate.platform.http.in_process import InProcessCaller, ask_in_process
@@ -101,12 +103,19 @@ class Routed:
 
 @pytest.fixture
 def make_routed(make_rig: Callable[..., Rig]) -> Callable[..., Routed]:
-    def make(small: Mapping[str, Any] = MappingProxyType({}), **cascade: Any) -> Routed:
+    def make(
+        small: Mapping[str, Any] = MappingProxyType({}),
+        load: Callable[[ModelCard], TextPipeline] | None = None,
+        **cascade: Any,
+    ) -> Routed:
         limiter, sink = LocalLimiter(), Events()
         settlement = Settlement(limiter, sink=sink)
         admission = Admission(limiter, settlement, LimitMetrics(), Metering(sink))
-        cards = [model_card("little", aliases=("tiny",), **small), model_card("big", aliases=("huge",))]
-        rig = make_rig(cards, settings=settings(**cascade), admission=admission)
+        cards = [
+            model_card("little", aliases=("tiny",), **small),
+            model_card("big", aliases=("huge",), source="package:other"),
+        ]
+        rig = make_rig(cards, load, settings(**cascade), admission=admission)
         made = Routed(rig, sink, settlement, limiter, admission)
         made.plays("little", "A small answer of some more tokens.")
         made.plays("big", "The large answer.")
@@ -394,10 +403,11 @@ async def test_rules_decide_before_any_model_is_asked(make_routed: Callable[...,
     assert models_named(await routed.post(TEXT, asking(TEXT, prompt="short"))) == {"little"}
     assert routed.rig.engine.requests[0].params.logprobs is None
     assert models_named(await routed.post(TEXT, asking(TEXT, prompt="a text beyond the length"))) == {"big"}
-    tagged = asking(TEXT, prompt="short", metadata={"tags": "home, law"})
-    assert models_named(await routed.post(TEXT, tagged)) == {"big"}
-    assert [event.attempts[0].reason for event in routed.sink.taken] == ["easy", "hard", "tag"]
-    assert routed.asked() == ["little", "big", "big"]
+    for tags in ("home, law", "LAW", "draft law", "draft;law"):
+        tagged = asking(TEXT, prompt="short", metadata={"tags": tags})
+        assert models_named(await routed.post(TEXT, tagged)) == {"big"}, tags
+    assert [event.attempts[0].reason for event in routed.sink.taken[:3]] == ["easy", "hard", "tag"]
+    assert routed.asked() == ["little", *["big"] * 5]
 
 
 async def test_the_classifier_that_ships_decides_alone(make_routed: Callable[..., Routed]) -> None:
@@ -415,6 +425,37 @@ async def test_a_small_model_that_rules_have_chosen_may_fall_back(make_routed: C
     response = await routed.post(TEXT, asking(TEXT))
     assert (response.status_code, response.json()["error"]["code"]) == (503, "server_is_overloaded")
     assert routed.asked() == ["big"]
+
+
+def broken(*names: str, pipeline: TextPipeline) -> Callable[[ModelCard], TextPipeline]:
+    def load(card: ModelCard) -> TextPipeline:
+        if card.name in names:
+            raise LoadError("no tokenizer")
+        return pipeline
+
+    return load
+
+
+@pytest.mark.parametrize("policy", ["rules", "confidence"])
+async def test_a_model_that_cannot_be_loaded_takes_the_other_down_with_it_only_where_it_has_to_answer(
+    make_routed: Callable[..., Routed], smollm2: TextPipeline, policy: str
+) -> None:
+    rules = {"rules": {"max_characters": 20}} if policy == "rules" else {}
+    for names, easy, hard in (
+        ("big", "little", None),
+        ("little", "big", "big"),
+        (("little", "big"), None, None),
+    ):
+        load = broken(*([names] if isinstance(names, str) else names), pipeline=smollm2)
+        routed = make_routed(load=load, policy=policy, threshold=0.5, **rules)
+        for prompt, wanted in (("short", easy), ("a text beyond the length", hard)):
+            if policy == "confidence" and names == "big":
+                wanted = None  # the small one is never asked alone
+            response = await routed.post(TEXT, asking(TEXT, prompt=prompt))
+            if wanted is None:
+                assert (response.status_code, response.json()["error"]["code"]) == (500, "server_error")
+            else:
+                assert models_named(response) == {wanted}
 
 
 # --- who may -----------------------------------------------------------------------------------------------

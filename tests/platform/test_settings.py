@@ -110,9 +110,18 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         ),
         (
             "models:\n  - {name: a, source: 'gguf:/x'}\n  - {name: b, source: 'gguf:/x', aliases: [a]}\n",
-            0,
-            "",
-            "two models",
+            3,
+            "models[1].aliases[0]",
+            "name of a model already",
+        ),
+        ("models:\n  - name: no\n    source: gguf:/x\n", 2, "models[0].name", "quote numbers"),
+        ("models:\n  - name: a\n    source: gguf:/x\n    aliases: b\n", 4, "models[0].aliases", "a list"),
+        ("models:\n  - name: a\n    source: gguf:/x\n    engine: fast\n", 4, "models[0].engine", "settings"),
+        (
+            "models:\n  - name: a\n    source: gguf:/x\n    chat_template: none.jinja\n",
+            4,
+            "models[0].chat_template",
+            "none.jinja: the chat template can't be read",
         ),
         ("ray: {address: mars}\n", 1, "ray.address", "ray://"),
         ("storage:\n  redis_url: http://x\n", 2, "storage.redis_url", "redis://"),
@@ -153,7 +162,24 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
             f"{CASCADE}.classifier",
             "can't be read",
         ),
-        (f"{TWO}routes:\n  - {{name: also-a, cascade: {{small: a, large: b}}}}\n", 0, "", "stands for two"),
+        (
+            f"{TWO}routes:\n  - {{name: also-a, cascade: {{small: a, large: b}}}}\n",
+            5,
+            "routes[0].name",
+            "a model",
+        ),
+        (
+            f"{TWO}{ROUTE}{{small: a, large: b, policy: rules, rules: {{languages: [en, zz]}}}}\n",
+            6,
+            f"{CASCADE}.rules.languages[1]",
+            "known are ar, de",
+        ),
+        (
+            f"{TWO}{ROUTE}{{small: a, large: b, policy: rules, rules: {{large_tags: [legal hold]}}}}\n",
+            6,
+            f"{CASCADE}.rules.large_tags[0]",
+            "pattern",
+        ),
         (f"{TWO}{ROUTE}{{small: auto, large: b}}\n", 6, f"{CASCADE}.small", "no model 'auto'"),
         ("billing:\n  prices: nowhere.yaml\n", 2, "billing.prices", "can't be read"),
         ("telemetry:\n  otlp_endpoint: collector:4318\n", 2, "telemetry.otlp_endpoint", "http://HOST"),
@@ -185,6 +211,20 @@ def test_each_fault_names_file_line_and_field(
         load_settings(path, {})
 
 
+def test_a_template_is_a_jinja_file_beside_the_configuration(
+    write: Callable[[str], Path], tmp_path: Path
+) -> None:
+    given = "models:\n  - {name: a, source: 'gguf:/x', chat_template: templates/a.jinja}\n"
+    path = tmp_path / "templates" / "a.jinja"
+    path.parent.mkdir()
+    path.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    assert load_settings(write(given), {}).models[0].chat_template == str(path)
+    path.write_text("{% for message in messages %}")
+    _, [fault] = check_settings(write(given), {})
+    assert fault.field == "models[0].chat_template"
+    assert "is not valid, line 1" in fault.message
+
+
 def test_all_faults_are_listed_in_the_order_of_lines(write: Callable[[str], Path]) -> None:
     _, faults = check_settings(write("server: {port: -1}\nray: {x: 1}\nbilling: {currency: dollars}\n"), {})
     assert [fault.line for fault in faults] == [1, 2, 3]
@@ -196,13 +236,13 @@ def test_all_faults_are_listed_in_the_order_of_lines(write: Callable[[str], Path
         ("max_model_len: soon", ["max_model_len: Input should be a valid integer or 'auto'"]),
         ("max_model_len: 0", ["max_model_len: Input should be greater than or equal to 1 or 'auto'"]),
         ("kv_cache_gib: [1]", ["kv_cache_gib: Input should be a valid number or 'auto'"]),
-        ("speculative: 5", ["speculative: Input should be a valid dictionary"]),
+        ("speculative: 5", ["speculative: must hold settings, each as `name: value`"]),
         ("block_sise: 16", ["block_sise: there is no such setting, did you mean 'block_size'?"]),
         ("zebra: 16", ["zebra: there is no such setting"]),
         (
             "seeds: 1, dtype: 5",
             [
-                "dtype: Input should be a valid string",
+                "dtype: must be text; quote numbers, and words such as no, yes and null",
                 "seeds: there is no such setting, did you mean 'seed'?",
             ],
         ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from footplate.platform.settings_faults import Location
 from footplate.routing.classifier import read_classifier
 from footplate.routing.errors import InvalidClassifier
+from footplate.routing.prompt_facts import LANGUAGES
 
 if TYPE_CHECKING:
     from footplate.platform.settings import Settings
@@ -26,6 +27,10 @@ def faults_of_routes(settings: Settings) -> Iterator[tuple[Location, str]]:
                 yield (*place, field), f"there is no model {name!r}; the models are {', '.join(names)}"
         if given.small in names and names.get(given.large) == names[given.small]:
             yield (*place, "large"), f"is the same model as small: {names[given.small]!r}"
+        for index, code in enumerate((given.rules and given.rules.languages) or ()):
+            if code not in LANGUAGES:
+                known = ", ".join(LANGUAGES)
+                yield (*place, "rules", "languages", index), f"{code!r} is not told apart; known are {known}"
         if given.classifier is not None:
             try:
                 read_classifier(Path(given.classifier))

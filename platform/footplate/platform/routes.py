@@ -60,8 +60,8 @@ def _rules(given: CascadeSettings) -> Rules:
         rules.max_characters,
         None if rules.languages is None else frozenset(rules.languages),
         rules.tools,
-        frozenset(rules.small_tags),
-        frozenset(rules.large_tags),
+        frozenset(tag.casefold() for tag in rules.small_tags),
+        frozenset(tag.casefold() for tag in rules.large_tags),
     )
 
 

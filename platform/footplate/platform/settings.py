@@ -25,6 +25,7 @@ from pydantic import (
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
 from footplate.platform.errors import SettingsError
+from footplate.platform.model_settings import faults_of_models
 from footplate.platform.price_settings import faults_of_prices
 from footplate.platform.route_settings import faults_of_routes
 from footplate.platform.settings_faults import Fault, close_name, faults_of, field_name, line_of
@@ -189,7 +190,7 @@ class ReplicaSettings(Section):
 
 
 class ModelSettings(Section):
-    """One served model. `chat_template` null: the one in the weights."""
+    """One served model. `chat_template`: a Jinja file, beside the configuration; null: the weights' own."""
 
     name: _Name
     source: Annotated[str, Field(pattern=r"^(package|gguf|hf|dummy):.+")]
@@ -204,16 +205,21 @@ class ModelSettings(Section):
         return tuple(value) if isinstance(value, list) else value
 
 
-class CascadeRuleSettings(Section):
-    """What a prompt for the small model may be, under the policy `rules`."""
+_Tag = Annotated[str, Field(pattern=r"^[^\s,;]+$")]
 
-    # Of this length it has the score 0.5.
+
+class CascadeRuleSettings(Section):
+    """What a prompt for the small model may be, under the policy `rules`.
+
+    `max_characters`: a prompt of that length has the score 0.5, an empty one 1, one of twice the length 0.
+    `languages`: codes that are told apart, and `unknown`, as short prompts often are; null: all.
+    """
+
     max_characters: _Count = 1_000
-    # Codes of two letters, or unknown; null: all.
-    languages: tuple[Annotated[str, Field(pattern=r"^([a-z]{2}|unknown)$")], ...] | None = None
+    languages: tuple[str, ...] | None = None
     tools: bool = False
-    small_tags: tuple[str, ...] = ()
-    large_tags: tuple[str, ...] = ()
+    small_tags: tuple[_Tag, ...] = ()
+    large_tags: tuple[_Tag, ...] = ()
 
     @field_validator("languages", "small_tags", "large_tags", mode="before")
     @classmethod
@@ -333,14 +339,9 @@ class Settings(Section):
         return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Settings:
+    def _has_models(self) -> Settings:
         if not self.models:
             raise ValueError("models is empty; name at least one model, or leave the key out")
-        names = [name for model in self.models for name in (model.name, *model.aliases)]
-        names += [route.name for route in self.routes]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"the name {repeated[0]!r} stands for two models, aliases or routes")
         return self
 
 
@@ -403,7 +404,12 @@ def check_settings(
     except ValidationError as error:
         faults += faults_of(error, Settings, file, lines)
         return None, sorted(faults, key=lambda fault: fault.line)
-    refused = [*_not_honoured(settings), *_wrong_prices(settings, path), *faults_of_routes(settings)]
+    refused = [
+        *_not_honoured(settings),
+        *_wrong_prices(settings, path),
+        *faults_of_models(settings),
+        *faults_of_routes(settings),
+    ]
     faults += [
         Fault(file, line_of(location, lines), field_name(location), message) for location, message in refused
     ]
@@ -434,13 +440,18 @@ def _wrong_prices(settings: Settings, path: Path | None) -> Iterator[tuple[tuple
 
 
 def _begin_paths_at(config_file: Path | None, data: Any) -> None:
-    """Let the relative paths of routes begin at the folder of the file."""
-    routes = data.get("routes") if config_file is not None else None
+    """Let the relative paths of models and routes begin at the folder of the file."""
+    if config_file is None:
+        return
+    folder = config_file.absolute().parent
+    models, routes = (data.get(name) for name in ("models", "routes"))
+    holders = [(model, "chat_template") for model in (models if isinstance(models, list) else ())]
     for route in routes if isinstance(routes, list) else ():
-        cascade: Any = route.get("cascade") if isinstance(route, dict) else None
-        given = cascade.get("classifier") if isinstance(cascade, dict) else None
-        if isinstance(given, str) and config_file is not None:
-            cascade["classifier"] = str(config_file.absolute().parent / given)
+        holders.append((route.get("cascade") if isinstance(route, dict) else None, "classifier"))
+    for holder, name in holders:
+        given = holder.get(name) if isinstance(holder, dict) else None
+        if isinstance(given, str):
+            holder[name] = str(folder / Path(given).expanduser())
 
 
 def _read_yaml(path: Path, lines: dict[tuple[str | int, ...], int]) -> dict[str, Any]:

@@ -12,7 +12,17 @@ from pydantic import BaseModel, ValidationError
 
 Location = tuple[str | int, ...]
 
-_SENTENCES = {"extra_forbidden": "there is no such setting", "missing": "must be given"}
+_SENTENCES = {
+    "extra_forbidden": "there is no such setting",
+    "missing": "must be given",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "model_type": "must hold settings, each as `name: value`",
+    "dict_type": "must hold settings, each as `name: value`",
+}
+# YAML makes something else of these words where no quotes stand around them.
+_NO_TEXT = "Input should be a valid string"
+_QUOTES = "must be text; quote numbers, and words such as no, yes and null"
 _EXPECTED = "Input should be "
 
 
@@ -53,7 +63,8 @@ def faults_of(
 def _joined(messages: Sequence[str]) -> str:
     first, *others = dict.fromkeys(messages)
     if all(message.startswith(_EXPECTED) for message in (first, *others)):
-        return " or ".join((first, *(message.removeprefix(_EXPECTED) for message in others)))
+        said = " or ".join((first, *(message.removeprefix(_EXPECTED) for message in others)))
+        return _QUOTES if said == _NO_TEXT else said
     return "; ".join((first, *others))
 
 

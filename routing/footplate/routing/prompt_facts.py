@@ -42,6 +42,10 @@ _SCRIPTS = (
     ("GREEK", "el"),
     ("THAI", "th"),
 )
+# All that `language_of` can say.
+LANGUAGES = (*sorted({*_COMMON, *(language for _, language in _SCRIPTS)}), UNKNOWN)
+MAX_TAGS = 32
+_BETWEEN_TAGS = re.compile(r"[\s,;]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,11 @@ def prompt_facts(
         language_of(words),
         tags,
     )
+
+
+def tags_in(text: str) -> frozenset[str]:
+    """The first `MAX_TAGS` tags of a text: words between commas, semicolons or spaces, in any case."""
+    return frozenset([tag for tag in _BETWEEN_TAGS.split(text.casefold()) if tag][:MAX_TAGS])
 
 
 def language_of(words: Sequence[str]) -> str:

@@ -42,6 +42,7 @@ class Action(StrEnum):
     READ_KEY_QUOTA = "key_quota.read"
     SET_KEY_QUOTA = "key_quota.set"
     READ_MODELS = "models.read"
+    READ_ROUTES = "routes.read"
     READ_AUDIT = "audit.read"
     READ_HEALTH = "health.read"
     READ_USAGE = "usage.read"
@@ -84,6 +85,8 @@ MATRIX: Mapping[Action, Mapping[Role, Reach]] = MappingProxyType(
         Action.READ_KEY_QUOTA: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},
         Action.SET_KEY_QUOTA: {_ADMIN: _ALL, _TENANT_ADMIN: _OWN},
         Action.READ_MODELS: {_ADMIN: _ALL, _AUDITOR: _ALL},
+        # What routes saved is money, so finance sees them too.
+        Action.READ_ROUTES: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL},
         Action.READ_AUDIT: {_ADMIN: _ALL, _AUDITOR: _ALL},
         Action.READ_HEALTH: {_ADMIN: _ALL, _AUDITOR: _ALL},
         Action.READ_USAGE: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},

@@ -191,13 +191,20 @@ def _folder_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
+def check_template_file(path: Path) -> None:
+    """Raises LoadError where a file can't be a model's chat template; nothing is rendered."""
+    ChatTemplate(_read_template(path), str(path), {})
+
+
 def _read_template(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_TEMPLATE_BYTES:
             raise LoadError(f"{path}: a chat template above {_MAX_TEMPLATE_BYTES} bytes is not read")
         return path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: the chat template can't be read ({error})") from None
+    except OSError as error:
+        raise LoadError(f"{path}: the chat template can't be read ({error.strerror})") from None
+    except ValueError:
+        raise LoadError(f"{path}: the chat template is not UTF-8") from None
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from starlette.requests import Request
 
-from footplate.engine.errors import InvalidRequest
+from footplate.engine.errors import InvalidRequest, LoadError
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import BATCH_PRIORITY, ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
@@ -30,7 +30,7 @@ from footplate.platform.ports import Authenticator, InferenceClient, Principal
 from footplate.platform.routes import targets_of, usable_targets
 from footplate.platform.telemetry.genai_metrics import GenAiMetrics
 from footplate.platform.telemetry.inference import InferenceRecord
-from footplate.routing.cascade import Cascade, ConfidenceGate, Decision, Target, decide
+from footplate.routing.cascade import Cascade, CascadeReason, ConfidenceGate, Decision, Target, decide
 from footplate.routing.prompt_facts import PromptFacts
 
 
@@ -111,22 +111,24 @@ class Gateway:
         targets = targets_of(cascade, decide(cascade, facts(cascade)), principal, self.client.models())
         decision = targets.decision
         note_model(request.scope, targets.cards[0].name)
-        legs = []
+        legs: list[Leg] = []
         for number, (card, first) in enumerate(
             zip(targets.cards, leg_numbers(len(targets.cards)), strict=True)
         ):
             is_heard = decision.target is Target.SMALL_FIRST and number == 0
-            legs.append(
-                Leg(
-                    card,
-                    await self._pipeline(card),
-                    self.terms(request, principal, card),
-                    is_heard,
-                    # Of two, one has to be there: the large one where it may have to answer.
-                    len(targets.cards) > 1 and (number == 0 or decision.target is Target.SMALL),
-                    first,
-                )
-            )
+            # Of two, one has to be there: the large one where it may have to answer.
+            is_optional = len(targets.cards) > 1 and (number == 0 or decision.target is Target.SMALL)
+            try:
+                pipeline = await self._pipeline(card)
+            except LoadError:
+                if not is_optional or (number > 0 and not legs):
+                    note_model(request.scope, card.name)
+                    raise
+                continue
+            terms = self.terms(request, principal, card)
+            legs.append(Leg(card, pipeline, terms, is_heard, is_optional, first))
+        if legs[0].card is not targets.cards[0]:
+            decision = Decision(Target.LARGE, CascadeReason.SMALL_REFUSED)
         return Plan(name, tuple(legs), cascade, decision)
 
     async def _pipeline(self, card: ModelCard) -> TextPipeline:

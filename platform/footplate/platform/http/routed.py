@@ -19,9 +19,7 @@ from footplate.platform.http.schemas import (
     GenerationBody,
 )
 from footplate.routing.cascade import Cascade, CascadeReason, Decision, Policy, Target
-from footplate.routing.prompt_facts import PromptFacts, prompt_facts
-
-MAX_TAGS = 32
+from footplate.routing.prompt_facts import PromptFacts, prompt_facts, tags_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +145,5 @@ def prompt_texts(prompt: str | Sequence[Any]) -> list[str]:
 
 
 def _tags(body: GenerationBody) -> frozenset[str]:
-    """Of the client's `metadata.tags`: words with commas between them."""
-    given = (body.metadata or {}).get("tags", "")
-    return frozenset([tag for tag in (part.strip() for part in given.split(",")) if tag][:MAX_TAGS])
+    """Of the client's `metadata.tags`."""
+    return tags_in((body.metadata or {}).get("tags", ""))

@@ -14,10 +14,10 @@ from footplate.billing.usage import ModelName
 from footplate.engine.errors import InvalidRequest
 from footplate.platform.http.admin.exchange import PREFIX, AdminExchange, AdminRoute, listed
 from footplate.platform.http.admin.schemas import Answer
-from footplate.platform.http.routed import MAX_TAGS, message_texts, prompt_texts
+from footplate.platform.http.routed import message_texts, prompt_texts
 from footplate.platform.http.schemas import Body, ChatMessage
 from footplate.routing.cascade import Cascade, Policy, Target, decide
-from footplate.routing.prompt_facts import PromptFacts, prompt_facts
+from footplate.routing.prompt_facts import MAX_TAGS, PromptFacts, prompt_facts, tags_in
 from footplate.tenancy.access import Action
 from footplate.tenancy.tenants import refuse_keys
 
@@ -29,6 +29,9 @@ class ExplainBody(Body):
 
     messages: list[ChatMessage] | None = None
     prompt: str | list[str] | None = None
+    # As in a request, of which a body can be pasted so; `model` says nothing that the address does not.
+    model: str | None = None
+    metadata: dict[str, str] | None = None
     has_tools: bool | None = None
     tags: list[str] | None = None
 
@@ -136,7 +139,7 @@ def route_routes() -> tuple[AdminRoute, ...]:
     """The table of these endpoints."""
     every, action = f"{PREFIX}/routes", Action.READ_MODELS
     return (
-        AdminRoute("GET", every, action, list_routes, RouteAnswer, None, RANGE, is_list=True),
+        AdminRoute("GET", every, Action.READ_ROUTES, list_routes, RouteAnswer, None, RANGE, is_list=True),
         # A route's name may hold slashes, as a model's.
         AdminRoute(
             "POST",
@@ -156,7 +159,9 @@ def _facts(body: ExplainBody) -> PromptFacts:
     if len(body.tags or ()) > MAX_TAGS:
         raise InvalidRequest(f"At most {MAX_TAGS} tags are looked at.", "tags")
     texts = message_texts(body.messages) if body.messages is not None else prompt_texts(body.prompt or "")
-    return prompt_facts(texts, has_tools=bool(body.has_tools), tags=frozenset(body.tags or ()))
+    given = tags_in((body.metadata or {}).get("tags", ""))
+    tags = given.union(*(tags_in(tag) for tag in body.tags or ()))
+    return prompt_facts(texts, has_tools=bool(body.has_tools), tags=tags)
 
 
 def _after_tokens(cascade: Cascade) -> int | None:
