@@ -57,13 +57,14 @@ def new_books(postgres: PostgresServer) -> Callable[[], str]:
     from sqlalchemy import text
 
     from footplate.billing.adapters.postgres import schema
+    from footplate.deployments import migrations
     from footplate.deployments.batches import schema as batch_schema
     from tests.postgres_server import connected
 
     template = postgres.new_database()
     with connected(template) as engine:
-        schema.upgrade(engine)
-        batch_schema.upgrade(engine)
+        migrations.upgrade(engine, schema)
+        migrations.upgrade(engine, batch_schema)
     numbers = itertools.count()
 
     def make() -> str:

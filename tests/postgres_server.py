@@ -12,8 +12,10 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 from footplate.billing.adapters.postgres import schema as billing_schema
+from footplate.deployments import migrations
 from footplate.deployments.embedded import EmbeddedPostgres
 from footplate.deployments.leftovers import postmaster_pid
+from footplate.deployments.model_registry import schema as registry_schema
 from footplate.deployments.run_paths import RunPaths
 from footplate.tenancy.adapters.postgres import schema
 from footplate.tenancy.adapters.postgres.store import connect
@@ -48,8 +50,8 @@ class PostgresServer:
         if self._template is None:
             # Copying a database takes a tenth of the time of migrating one.
             with connected(self._create("template_ours")) as engine:
-                schema.upgrade(engine)
-                billing_schema.upgrade(engine)
+                for each in (schema, billing_schema, registry_schema):
+                    migrations.upgrade(engine, each)
             self._template = "template_ours"
         return self._create(name, f" template {self._template}")
 

@@ -53,6 +53,7 @@ from footplate.billing.usage import (
     TokenCounts,
     UsageEvent,
 )
+from footplate.deployments import migrations
 from footplate.deployments.embedded import EmbeddedPostgres
 from footplate.deployments.leftovers import postmaster_pid
 from footplate.deployments.run_paths import RunPaths
@@ -108,7 +109,7 @@ def running_books() -> Iterator[tuple[str, Path]]:
         try:
             server.start()
             engine = connect(server.url)
-            schema.upgrade(engine)
+            migrations.upgrade(engine, schema)
             books = Books(engine)
             books.open()
             fields = {"effective_from": BEGIN.isoformat(), "currency": "USD", "batch_multiplier": "0.5"}

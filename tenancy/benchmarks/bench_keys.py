@@ -35,6 +35,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from footplate.deployments import migrations
 from footplate.deployments.embedded import EmbeddedPostgres
 from footplate.deployments.run_paths import RunPaths
 from footplate.tenancy.adapters.postgres import schema
@@ -315,7 +316,7 @@ def main() -> None:
         try:
             postgres.start()
             engine = connect(postgres.url, pool_size=1)
-            schema.upgrade(engine)
+            migrations.upgrade(engine, schema)
             content["copy"] = fill(engine, options.tenants, options.keys_per_tenant)
             engine.dispose()
             for name in PHASES:

@@ -358,6 +358,7 @@ asyncio.run(main())
 def test_no_event_is_lost_or_doubled_when_database_and_gateway_are_killed(tmp_path: Path) -> None:
     """kill -9 of PostgreSQL under load, then of the gateway: all that was promised is there once."""
     from footplate.billing.adapters.postgres import schema
+    from footplate.deployments import migrations
     from tests.billing.builders import open_books, price_list
 
     script = tmp_path / "script.py"
@@ -365,7 +366,7 @@ def test_no_event_is_lost_or_doubled_when_database_and_gateway_are_killed(tmp_pa
     root = tmp_path / "journals"
     with running_postgres() as server:
         admin = connect(server.url)
-        schema.upgrade(admin)
+        migrations.upgrade(admin, schema)
         admin.dispose()
         with open_books(server.url) as books:
             books.prices.add(price_list(), imported_by="test")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from alembic import command
@@ -14,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from footplate.billing.adapters.postgres import schema, tables
+from footplate.deployments import migrations
 from tests.postgres_server import PostgresServer, connected
 
 
@@ -32,11 +32,11 @@ def test_the_tables_in_code_are_those_that_the_migrations_make(books_url: str) -
 def test_many_who_start_at_once_migrate_once_and_all_can_be_undone(postgres: PostgresServer) -> None:
     with connected(postgres.new_database()) as engine:
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: schema.upgrade(engine), range(4)))
+            list(pool.map(lambda _: migrations.upgrade(engine, schema), range(4)))
         with engine.begin() as connection:
-            assert schema.version(connection) == "0003"
+            assert migrations.version(connection, schema) == "0003"
             configuration = Config()
-            configuration.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+            configuration.set_main_option("script_location", str(schema.MIGRATIONS))
             configuration.attributes["connection"] = connection
             command.downgrade(configuration, "base")
             left = text(

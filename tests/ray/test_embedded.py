@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from footplate.deployments import migrations
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.keeper import Keeper
 from footplate.deployments.leftovers import find_processes, is_alive, postmaster_pid, wait_until
@@ -259,7 +260,7 @@ def test_the_key_store_on_postgres(paths: RunPaths, postgres: Callable[[], Embed
     try:
         store = PostgresKeyStore(engine)
         with engine.connect() as connection:
-            assert schema.version(connection) == "0003"
+            assert migrations.version(connection, schema) == "0003"
         tenant = store.create_tenant("team")
         with pytest.raises(NameTaken):
             store.create_tenant("team")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -11,6 +10,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, text
 
+from footplate.deployments import migrations
 from footplate.tenancy.adapters.postgres import schema, tables
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
 from footplate.tenancy.adapters.postgres.store import PostgresKeyStore
@@ -29,13 +29,12 @@ OLD_KEY = (
 def move(engine: Engine, revision: str) -> None:
     """To a revision, whichever way it lies."""
     configuration = Config()
-    configuration.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    configuration.set_main_option("script_location", str(schema.MIGRATIONS))
     with engine.begin() as connection:
         connection.execute(text(f"create schema if not exists {tables.SCHEMA}"))
         configuration.attributes["connection"] = connection
-        (command.downgrade if revision == "0001" and schema.version(connection) else command.upgrade)(
-            configuration, revision
-        )
+        is_back = revision == "0001" and migrations.version(connection, schema) is not None
+        (command.downgrade if is_back else command.upgrade)(configuration, revision)
 
 
 def insert_old(engine: Engine, number: int) -> None:
@@ -51,7 +50,7 @@ def test_rows_of_the_version_before_are_kept_and_it_goes_on_writing(postgres: Po
         move(engine, "0001")
         for number in range(3):
             insert_old(engine, number)
-        schema.upgrade(engine)
+        migrations.upgrade(engine, schema)
         insert_old(engine, 3)
         with PostgresAdminStore(engine).reading() as reader:
             tenants = reader.tenants(Page()).items
@@ -66,7 +65,7 @@ def test_rows_of_the_version_before_are_kept_and_it_goes_on_writing(postgres: Po
         assert (stored.role, stored.hashed) == (Role.MEMBER, hash_secret(b"pepper", f"{1:012d}", "s"))
         move(engine, "0001")
         insert_old(engine, 4)
-        schema.upgrade(engine)
+        migrations.upgrade(engine, schema)
         with PostgresAdminStore(engine).reading() as reader:
             assert len(reader.tenants(Page()).items) == 5
 
@@ -86,6 +85,6 @@ def test_the_tables_in_code_are_those_that_the_migrations_make(postgres: Postgre
 
 def test_many_who_start_at_once_migrate_once(postgres: PostgresServer) -> None:
     with connected(postgres.new_database()) as engine, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: schema.upgrade(engine), range(4)))
+        list(pool.map(lambda _: migrations.upgrade(engine, schema), range(4)))
         with engine.connect() as connection:
-            assert schema.version(connection) == "0003"
+            assert migrations.version(connection, schema) == "0003"

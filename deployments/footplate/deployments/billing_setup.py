@@ -39,10 +39,11 @@ def prepare_books(database_url: str, setup: BillingSetup) -> None:
     from footplate.billing.adapters.postgres.event_store import PostgresEventStore
     from footplate.billing.adapters.postgres.price_store import PostgresPriceStore
     from footplate.billing.errors import BillingError
+    from footplate.deployments import migrations
 
     engine = connect(database_url, pool_size=1)
     try:
-        schema.upgrade(engine)
+        migrations.upgrade(engine, schema)
         books = Books(engine, setup.currency, setup.timezone)
         books.open()
         store = PostgresPriceStore(books, PostgresEventStore(books).rate_quarantined)

@@ -18,12 +18,15 @@ def prepare_storage(database_url: str, master_key_file: Path, keys_dir: Path | N
     # Loaded here: these imports take a second, and run beside Ray's start.
     from sqlalchemy.exc import SQLAlchemyError
 
+    from footplate.deployments import migrations
+    from footplate.deployments.model_registry import schema as registry_schema
     from footplate.tenancy.adapters.postgres import schema
     from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
 
     engine = connect(database_url, pool_size=1)
     try:
-        schema.upgrade(engine)
+        migrations.upgrade(engine, schema)
+        migrations.upgrade(engine, registry_schema)
         if keys_dir is not None:
             create_first_keys(PostgresKeyStore(engine), MasterKey.load(master_key_file), keys_dir)
     except SQLAlchemyError as error:

@@ -17,13 +17,14 @@ def prepare_batches(database_url: str, files_url: str, data_dir: Path) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from footplate.billing.adapters.postgres.books import connect
+    from footplate.deployments import migrations
     from footplate.deployments.batches import schema
     from footplate.deployments.batches.byte_store import open_byte_store
     from footplate.platform.errors import FileStoreAway
 
     engine = connect(database_url, pool_size=1)
     try:
-        schema.upgrade(engine)
+        migrations.upgrade(engine, schema)
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or type(error).__name__).strip().splitlines()[0]
         raise StartupError(f"the database can't be used: {cause}", "check storage.database_url") from error

@@ -1,4 +1,4 @@
-"""Alembic's entry: migrations run on the connection that `schema.upgrade` holds its lock on."""
+"""Alembic's entry: migrations run on the connection that `migrations.upgrade` holds its lock on."""
 
 from alembic import context
 

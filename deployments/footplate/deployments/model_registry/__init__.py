@@ -1,0 +1,1 @@
+"""Models that administrators add, change and remove while the platform runs."""
