@@ -38,7 +38,7 @@ def test_the_committed_figures_follow_from_the_committed_answers(kept: Path) -> 
     found, wanted = (json.loads((folder / "cascade.json").read_text()) for folder in (kept, RESULTS))
     for part in ("set", "better", "policies", "curves"):
         assert found[part] == wanted[part], part
-    assert (kept / "thresholds.yaml").read_text() == (RESULTS / "thresholds.yaml").read_text()
+    assert (kept / "routes.yaml").read_text() == (RESULTS / "routes.yaml").read_text()
     assert (kept / "cascade.png").read_bytes().startswith(b"\x89PNG")
     threshold = wanted["policies"]["confidence"]["calibration"]["threshold"]
     assert f"threshold {threshold:.3f}" in said

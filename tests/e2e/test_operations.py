@@ -15,6 +15,8 @@ from footplate.deployments.leftovers import wait_until
 from footplate.deployments.run_paths import RunPaths
 from tests.e2e.serve_process import BASE, FOOTPLATE, SMALL, ServeProcess, clean_environment
 
+ROOT = Path(__file__).parents[2]
+
 pytestmark = pytest.mark.e2e
 GAUGES = {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"}
 COUNTERS = {
@@ -134,6 +136,20 @@ def test_the_doctor_finds_everything_the_platform_needs(tmp_path: Path) -> None:
     assert done.returncode == 1
     missing = [finding for finding in json.loads(done.stdout) if finding["state"] == "missing"]
     assert [(finding["name"], bool(finding["mend"])) for finding in missing] == [("model a", True)]
+
+
+def test_the_doctor_names_a_route_that_answers_no_chats(tmp_path: Path) -> None:
+    config = tmp_path / "footplate.yaml"
+    shipped = (ROOT / "deployments/configs/routes.yaml").read_text()
+    template = ROOT / "deployments/configs/questions.jinja"
+    options = ["--json", "--config", str(config), "--data-dir", str(tmp_path / "data")]
+    for text, state in (
+        (shipped.replace("questions.jinja", str(template)), "ok"),
+        (shipped.replace("    chat_template: questions.jinja\n", ""), "note"),
+    ):
+        config.write_text(text + "server: {port: 0}\n")
+        findings = {finding["name"]: finding for finding in json.loads(footplate("doctor", *options).stdout)}
+        assert findings["route auto"]["state"] == state, findings["route auto"]
 
 
 def test_the_doctor_and_a_second_start_name_the_platform_that_runs(

@@ -10,6 +10,9 @@ from footplate.billing.prices import ModelPrices
 from footplate.billing.usage import Attempt, AttemptOutcome, ModelName, TokenCounts
 from tests.billing.builders import NOVEMBER, event, price_list
 from tests.platform.admin.conftest import World
+from tests.platform.admin.test_commands import Run, parsed, run, said, url
+
+__all__ = ["run", "url"]  # fixtures
 
 CANARY = "xylophone"
 
@@ -63,6 +66,7 @@ def test_routes_tell_who_answered_and_what_that_saved_net_of_attempts(world: Wor
         ({"prompt": CANARY}, "small", "easy"),
         ({"prompt": f"{CANARY} and so much more of it"}, "large", "hard"),
         ({"prompt": CANARY, "tags": ["law"]}, "large", "tag"),
+        ({"prompt": CANARY, "model": "auto", "metadata": {"tags": "draft LAW"}}, "large", "tag"),
         ({"messages": [{"role": "user", "content": CANARY}], "has_tools": True}, "large", "tools"),
     ],
 )
@@ -102,3 +106,19 @@ def test_a_dry_run_needs_one_prompt_and_runs_nothing(world: World, body: dict[st
 
 def test_an_unknown_route_is_not_there(world: World) -> None:
     assert world.call("POST", "routes/nowhere/explain", {"prompt": "x"}).status_code == 404
+
+
+def test_finance_sees_what_routes_save_and_asks_none_of_them(world: World) -> None:
+    assert len(world.ok("GET", "routes", key="finance")["data"]) == 3
+    assert world.call("POST", "routes/auto/explain", {"prompt": CANARY}, key="finance").status_code == 403
+
+
+def test_the_command_lists_routes_and_explains_one(run: Run) -> None:
+    assert [route["id"] for route in parsed(run("routes", "list", "--json"))] == ["auto", "sure", "team/seen"]
+    assert "escalated_share" in said(run("routes", "list"))
+    explained = parsed(run("routes", "explain", "team/seen", CANARY, "--json"))
+    assert explained["route"] == "team/seen" and explained["contributions"]
+    assert parsed(run("routes", "explain", "auto", CANARY, "--tags", "law", "--json"))["reason"] == "tag"
+    assert CANARY not in said(run("routes", "explain", "auto", CANARY))
+    refused = run("routes", "explain", "none", CANARY)
+    assert "no such route" in str(refused.exception)

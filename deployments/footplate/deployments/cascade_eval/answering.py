@@ -47,14 +47,35 @@ class ModelAnswers:
     answers: tuple[ModelAnswer, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model's source. `chat_template`: a file; None: its own."""
+
+    source: str
+    chat_template: Path | None = None
+
+
 def answer_all(
-    source: str, items: Sequence[LabelledItem], max_tokens: int, options: dict[str, Any], models_dir: Path
+    model: AskedModel,
+    items: Sequence[LabelledItem],
+    max_tokens: int,
+    options: dict[str, Any],
+    models_dir: Path,
+    *,
+    as_chat: bool = False,
 ) -> ModelAnswers:
-    """Greedy answers of one line each. Raises EngineError."""
+    """Greedy answers of one line each, to plain prompts or to a user's messages.
+
+    Raises:
+        EngineError: the model can't be used, or has no chat template where one is needed.
+    """
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop=("\n",), logprobs=0)
-    with LLM(source, models_dir=models_dir, **options) as llm:
+    with LLM(model.source, chat_template=model.chat_template, models_dir=models_dir, **options) as llm:
         begin = time.perf_counter()
-        outputs = llm.generate([item.prompt for item in items], params)
+        if as_chat:
+            outputs = llm.chat([[{"role": "user", "content": item.prompt}] for item in items], params)
+        else:
+            outputs = llm.generate([item.prompt for item in items], params)
         seconds = time.perf_counter() - begin
         answers = [
             ModelAnswer(
@@ -66,7 +87,7 @@ def answer_all(
             )
             for item, output in zip(items, outputs, strict=True)
         ]
-    return ModelAnswers(source, seconds, tuple(answers))
+    return ModelAnswers(model.source, seconds, tuple(answers))
 
 
 def _delivered(llm: LLM, output: Output, params: SamplingParams) -> tuple[float, ...]:

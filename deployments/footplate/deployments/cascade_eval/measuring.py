@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from footplate.deployments.cascade_eval.answering import (
+    AskedModel,
     ModelAnswers,
     answer_all,
     judged,
@@ -17,7 +18,7 @@ from footplate.deployments.cascade_eval.answering import (
 )
 from footplate.deployments.cascade_eval.drawing import draw
 from footplate.routing.calibration import binomial_tail
-from footplate.routing.cascade import Cascade
+from footplate.routing.cascade import Cascade, Policy
 from footplate.routing.evaluation import Evaluation, LabelledItem, TokenPrices, evaluate
 
 
@@ -25,10 +26,11 @@ from footplate.routing.evaluation import Evaluation, LabelledItem, TokenPrices, 
 class Asking:
     """How both models are asked. `reuses`: take the answers that the folder has from an earlier run."""
 
-    sources: tuple[str, str]
+    models: tuple[AskedModel, AskedModel]
     max_tokens: int
     options: dict[str, Any]
     models_dir: Path
+    as_chat: bool = False
     reuses: bool = False
 
     def answers(self, items: Sequence[LabelledItem], out: Path) -> tuple[ModelAnswers, ModelAnswers]:
@@ -39,15 +41,15 @@ class Asking:
             InvalidEvaluation: what is kept is of another set.
         """
         small, large = (
-            self._answers(source, out / f"answers_{name}.jsonl", items)
-            for source, name in zip(self.sources, ("small", "large"), strict=True)
+            self._answers(model, out / f"answers_{name}.jsonl", items)
+            for model, name in zip(self.models, ("small", "large"), strict=True)
         )
         return small, large
 
-    def _answers(self, source: str, file: Path, items: Sequence[LabelledItem]) -> ModelAnswers:
+    def _answers(self, model: AskedModel, file: Path, items: Sequence[LabelledItem]) -> ModelAnswers:
         if self.reuses:
             return read_answers(file, items)
-        found = answer_all(source, items, self.max_tokens, self.options, self.models_dir)
+        found = answer_all(model, items, self.max_tokens, self.options, self.models_dir, as_chat=self.as_chat)
         write_answers(file, found)
         return found
 
@@ -81,10 +83,11 @@ def write_all(
     head: dict[str, Any],
     found: dict[str, Evaluation],
     answers: tuple[ModelAnswers, ModelAnswers],
+    routes: str,
     *,
     draws: bool,
 ) -> None:
-    """`cascade.json`, `thresholds.yaml` and, where it is wanted, `cascade.png`."""
+    """`cascade.json`, `routes.yaml` and, where it is wanted, `cascade.png`."""
     small, large = answers
     result = {
         **head,
@@ -94,7 +97,7 @@ def write_all(
         "policies": {name: each.fields() for name, each in found.items()},
     }
     (out / "cascade.json").write_text(_written(result), "utf-8")
-    (out / "thresholds.yaml").write_text(thresholds(found), "utf-8")
+    (out / "routes.yaml").write_text(routes, "utf-8")
     if draws:
         draw(out / "cascade.png", found, (small.source, large.source))
 
@@ -114,13 +117,30 @@ def better(small: ModelAnswers, large: ModelAnswers) -> dict[str, Any]:
     }
 
 
-def thresholds(found: dict[str, Evaluation]) -> str:
-    """What goes into a route's `cascade:` for each policy."""
-    lines = ["# For the section cascade of a route; null: no threshold keeps the stated risk."]
+def routes_text(
+    cascades: Mapping[str, Cascade], found: Mapping[str, Evaluation], asking: Asking, classifier: Path | None
+) -> str:
+    """A configuration's `routes:` with the thresholds that were set, to be named and pasted."""
+    form = "chats of one message" if asking.as_chat else "plain completions"
+    lines = [
+        "# Name your models for SMALL and LARGE. A threshold holds for requests like those that set it:",
+        f"# {form}, greedy, at most {asking.max_tokens} tokens, to the end of a line.",
+        "routes:",
+    ]
     for policy, each in found.items():
-        threshold = each.calibration.threshold
-        shown = "null" if threshold is None else f"{threshold:.3f}"
-        lines.append(f"{policy}: {{policy: {policy}, threshold: {shown}}}")
+        threshold, cascade = each.calibration.threshold, cascades[policy]
+        if threshold is None:
+            lines.append(f"  # {policy}: no threshold keeps the stated risk")
+            continue
+        options = {
+            Policy.RULES: f"rules: {{max_characters: {cascade.rules.max_characters}}}",
+            Policy.CLASSIFIER: f"classifier: {'null' if classifier is None else json.dumps(str(classifier))}",
+            Policy.CONFIDENCE: f"after_tokens: {cascade.after_tokens}",
+        }
+        lines.append(
+            f"  - {{name: auto-{policy}, cascade: {{small: SMALL, large: LARGE, policy: {policy}, "
+            f"threshold: {threshold:.3f}, {options[cascade.policy]}}}}}"
+        )
     return "\n".join(lines) + "\n"
 
 

