@@ -27,13 +27,13 @@ def test_decisions_hits_and_the_index_are_told() -> None:
     registry.register(Collector(metrics))  # type: ignore[arg-type]
     told = generate_latest(registry).decode().splitlines()
     for line in (
-        'footplate_routing_decisions_total{model="m",reason="prefix"} 1.0',
-        'footplate_routing_decisions_total{model="m",reason="load"} 1.0',
-        'footplate_routing_prompt_tokens_total{model="m"} 150.0',
-        'footplate_routing_expected_hit_tokens_total{model="m"} 96.0',
-        'footplate_routing_index_blocks{model="m"} 7.0',
-        'footplate_routing_missed_events_total{model="m"} 1.0',
-        'footplate_routing_decision_seconds_count{model="m"} 2.0',
+        'footplate_routing_decisions_total{model_name="m",reason="prefix"} 1.0',
+        'footplate_routing_decisions_total{model_name="m",reason="load"} 1.0',
+        'footplate_routing_prompt_tokens_total{model_name="m"} 100.0',
+        'footplate_routing_expected_hit_tokens_total{model_name="m"} 96.0',
+        'footplate_routing_index_blocks{model_name="m"} 7.0',
+        'footplate_routing_missed_events_total{model_name="m"} 1.0',
+        'footplate_routing_decision_seconds_count{model_name="m"} 2.0',
     ):
         assert line in told
 

@@ -32,8 +32,10 @@ class RoutingMetrics:
             return
         first = decision.ranks[0]
         self._decisions[model, first.reason.value] += 1
-        self._asked[model] += decision.num_prompt_tokens
-        self._found[model] += first.num_cached_tokens
+        if len(decision.ranks) > 1:
+            # Of one replica nobody asks what it holds.
+            self._asked[model] += decision.num_prompt_tokens
+            self._found[model] += first.num_cached_tokens
         for histograms, seconds in ((self._deciding, deciding_s), (self._hashing, hashing_s)):
             histogram = histograms.get(model)
             if histogram is None:
@@ -45,7 +47,7 @@ class RoutingMetrics:
         decisions = CounterMetricFamily(
             "footplate_routing_decisions",
             "Requests by why their replica was chosen",
-            labels=["model", "reason"],
+            labels=["model_name", "reason"],
         )
         for (model, reason), count in self._decisions.items():
             decisions.add_metric([model, reason], count)
@@ -58,7 +60,7 @@ class RoutingMetrics:
                 self._found,
             ),
         ):
-            family = CounterMetricFamily(name, text, labels=["model"])
+            family = CounterMetricFamily(name, text, labels=["model_name"])
             for model, count in counts.items():
                 family.add_metric([model], count)
             yield family
@@ -68,10 +70,12 @@ class RoutingMetrics:
             value=self.num_moved(),
         )
         sizes = GaugeMetricFamily(
-            "footplate_routing_index_blocks", "Blocks in the prefix index", labels=["model"]
+            "footplate_routing_index_blocks", "Blocks in the prefix index", labels=["model_name"]
         )
         gaps = CounterMetricFamily(
-            "footplate_routing_missed_events", "Gaps in what replicas told of their blocks", labels=["model"]
+            "footplate_routing_missed_events",
+            "Gaps in what replicas told of their blocks",
+            labels=["model_name"],
         )
         for model, (size, num_gaps) in self.index_sizes().items():
             sizes.add_metric([model], size)
@@ -81,7 +85,7 @@ class RoutingMetrics:
             ("footplate_routing_decision_seconds", "Time of a routing decision", self._deciding),
             ("footplate_routing_hashing_seconds", "Time to hash a prompt's blocks", self._hashing),
         ):
-            times = HistogramMetricFamily(name, text, labels=["model"])
+            times = HistogramMetricFamily(name, text, labels=["model_name"])
             for model, histogram in histograms.items():
                 times.add_metric([model], histogram.cumulative(), histogram.total)
             yield times
