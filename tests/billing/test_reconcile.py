@@ -111,6 +111,10 @@ def test_what_engines_alone_have_runs_or_waits_or_is_missing() -> None:
     assert kinds(run((), made, reservations=held("r"))) == {"still_running": 1}
     assert kinds(run((), made, reservations=held(lost=["r"]))) == {"waits_for_reaper": 1}
     assert kinds(run((), made, reservations=held())) == {"not_in_ledger": 1}
+    # Its client left before it had begun: engines know that none of it counts.
+    unread = run((), {"r": EngineCount(5, 0)}, reservations=held())
+    assert (kinds(unread), unread.state) == ({"discarded": 1}, "explained")
+    assert kinds(run((), {"r": EngineCount(5, 0)}, reservations=held("r"))) == {"still_running": 1}
     books = BooksState(journals=("gateway-1",))
     assert kinds(run((), made, books=books)) == {"waits_in_journal": 1}
     # A journal that was read holds it or not; of one elsewhere nobody can say.

@@ -65,6 +65,33 @@ async def test_a_cancelled_stream_ends_once_whoever_else_waits_for_it(tmp_path: 
 
 
 @asynchronous
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_what_was_made_for_nobody_counts_for_nothing(tmp_path: Path, has_ended: bool) -> None:
+    async with connected(tmp_path) as pair:
+        # It leaves between the engine's yes and the first look at what came.
+        stream, delivery = await pair.request(num_choices=2)
+        finish = FinishReason.STOP if has_ended else None
+        pair.outlet.deliver([token("r", 1, 2, finish=finish), token("r", 3, index=1)])
+        await until(lambda: delivery.num_sent == [2, 1])
+        stream.discard()
+        await until(lambda: delivery.done.done())
+        assert pair.cuts == [("r", 0, 0), ("r", 1, 0)]
+        # It has left before the engine's yes.
+        link = stream.link
+        assert link is not None
+        pair.cuts.clear()
+        early = pair.hub.open("early", 2)
+        link.asked[early.stream_id] = early
+        early.discard()
+        late = pair.outlet.open(delivery.link, early.stream_id, "early", 2)
+        pair.outlet.accept(late)
+        pair.outlet.deliver([token("early", 1, 2, finish=finish)])
+        await until(lambda: len(pair.cuts) >= 2)
+        assert pair.cuts == [("early", 0, 0), ("early", 1, 0)]
+        assert late.done.done() and not link.asked
+
+
+@asynchronous
 async def test_words_about_streams_and_choices_that_are_none_do_nothing(tmp_path: Path) -> None:
     async with connected(tmp_path) as pair:
         stream, delivery = await pair.request()

@@ -155,6 +155,8 @@ class DifferenceKind(StrEnum):
     # Begun before what the engines' journals still hold.
     ENGINE_FORGOT = "engine_forgot"
     QUARANTINED = "quarantined"
+    # Nothing of what engines made for it counts: whoever asked left before the engine had said yes.
+    DISCARDED = "discarded"
     NOT_IN_LEDGER = "not_in_ledger"
     NOT_AT_ENGINES = "not_at_engines"
     COUNTS_DIFFER = "counts_differ"
@@ -177,6 +179,7 @@ EXPLAINED: Mapping[DifferenceKind, str] = {
     DifferenceKind.ENGINE_CUT_OFF: "its engine was killed; its last tokens are in no count",
     DifferenceKind.ENGINE_FORGOT: "it is older than what the engines' journals keep",
     DifferenceKind.QUARANTINED: "these events wait for a price of their models",
+    DifferenceKind.DISCARDED: "its client left before it had begun, and was sent nothing",
 }
 
 
@@ -279,7 +282,7 @@ def reconcile(given: ReconciliationInput) -> Reconciliation:
     for event_id, made in _not_in_ledger(left, given):
         engine_total += made
         num_engine_requests += 1
-        found.add(Difference(_missing(event_id, given), event_id, None, made.delivered))
+        found.add(Difference(_missing(event_id, made, given), event_id, None, made.delivered))
     for batch in given.batches or ():
         if batch.lines_done > batch.events:
             found.add(
@@ -358,7 +361,7 @@ def _not_in_ledger(
         yield from ((event_id, left[event_id]) for event_id in part if event_id not in recorded)
 
 
-def _missing(event_id: EventId, given: ReconciliationInput) -> DifferenceKind:
+def _missing(event_id: EventId, made: EngineCount, given: ReconciliationInput) -> DifferenceKind:
     """Why engines have a request that the ledger doesn't have."""
     if given.reservations is not None and event_id in given.reservations.held:
         return DifferenceKind.STILL_RUNNING
@@ -368,7 +371,7 @@ def _missing(event_id: EventId, given: ReconciliationInput) -> DifferenceKind:
     # Of journals elsewhere nobody can say what is in them.
     if event_id in waiting.ids or not waiting.journals.issuperset(given.books.journals):
         return DifferenceKind.WAITS_IN_JOURNAL
-    return DifferenceKind.NOT_IN_LEDGER
+    return DifferenceKind.NOT_IN_LEDGER if made.delivered else DifferenceKind.DISCARDED
 
 
 def _note_what_was_put_aside(waiting: WaitingEvents | None, found: _Found) -> None:

@@ -211,12 +211,12 @@ class ChannelInferenceClient:
             async with asyncio.timeout(None if is_last else ANSWER_S):
                 await asyncio.shield(stream.accepted)
         except TimeoutError:
-            stream.close()
+            stream.discard()
             _refused(placement)
             self._board.suspect(link)
             return EngineOverloaded(f"a replica of {model} gave no answer")
         except BaseException:
-            stream.close()
+            stream.discard()
             _refused(placement)
             raise
         if stream.link is not None:

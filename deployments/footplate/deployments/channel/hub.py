@@ -57,12 +57,14 @@ class TokenStream:
         "begun",
         "failure",
         "link",
+        "num_choices",
         "request_id",
         "stream_id",
     )
 
     def __init__(self, hub: TokenHub, stream_id: int, request_id: str, num_choices: int) -> None:
         self._hub = hub
+        self.num_choices = num_choices
         self._open = set(range(num_choices))
         self._pending: list[SequenceDelta] = []
         self._num_pending = 0  # entries, as the limit counts them
@@ -130,6 +132,13 @@ class TokenStream:
             self._hub.send_abort(self)
             self._open.clear()
         self._settle()
+
+    def discard(self) -> None:
+        """As `close`, of a stream that nobody has waited for: whatever was made of it counts for nothing."""
+        if self.link is not None and not self.is_finished:
+            self._hub.send_discard(self, self.link)
+            self._open.clear()
+        self.close()
 
     def fail(self, error: EngineError) -> None:
         """End the stream with an error, unless it has ended already."""
@@ -399,9 +408,13 @@ class TokenHub:
     def bind(self, stream_id: int, link: EngineLink) -> None:
         """The engine behind `link` has accepted a stream. The first acceptance counts."""
         stream = self._streams.get(stream_id)
-        link.asked.pop(stream_id, None)
+        asked = link.asked.pop(stream_id, None)
         if stream is None:
-            link.write(frames.word_frame(Kind.ABORT, [stream_id]))
+            # Whoever asked has left, or has gone to another engine.
+            if asked is None:
+                link.write(frames.word_frame(Kind.ABORT, [stream_id]))
+            else:
+                self.send_discard(asked, link)
         elif stream.link is None:
             stream.link = link
             link.streams[stream_id] = stream
@@ -448,6 +461,11 @@ class TokenHub:
         """Tell the engine that one choice is over, and how much of it counts."""
         if stream.link is not None:
             stream.link.write(frames.word_frame(Kind.STOP, [stream.stream_id, index, num_used]))
+
+    def send_discard(self, stream: TokenStream, link: EngineLink) -> None:
+        """Tell an engine that a whole stream is over, and that none of its tokens counts."""
+        words = [word for index in range(stream.num_choices) for word in (stream.stream_id, index, 0)]
+        link.write(frames.word_frame(Kind.STOP, words) + frames.word_frame(Kind.ABORT, [stream.stream_id]))
 
     def send_abort(self, stream: TokenStream) -> None:
         """Tell the engine that a whole stream is over."""
