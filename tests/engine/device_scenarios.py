@@ -266,3 +266,22 @@ def check_arrivals_in_any_step_say_the_same(rig: Rig, *, ahead: bool) -> None:
             told[int(delta.request_id)] += delta.token_ids
         core.scheduler.check()
     assert told == want if rig.is_exact else [len(t) for t in told] == [len(w) for w in want]
+
+
+# --- blocks that are shared in the step that computes them ----------------------------------------------
+
+
+def check_a_prefix_is_computed_once_in_the_step_that_all_arrive_in(rig: Rig) -> None:
+    """Beginnings of three chunks, of one, and none; some with a block of their own at the end, some without."""
+    shared = rig.prompt(0, 70)
+    prompts = [[*shared[: 70 - 16 * (i % 3)], *rig.prompt(1 + i, 1 + 9 * i)] for i in range(6)]
+    want = [rig.solo(prompt) for prompt in prompts]
+    for budget in (24, 48, 512):
+        core = rig.make(128, prefix_caching=True, max_num_batched_tokens=budget, policy="fcfs")
+        answers = run(core, *(EngineRequest(f"r{i}", p, greedy(OUTPUT)) for i, p in enumerate(prompts)))
+        told = [answers[f"r{i}", 0].token_ids for i in range(6)]
+        assert told == want if rig.is_exact else [len(t) for t in told] == [len(w) for w in want]
+        stats = core.stats()
+        # All blocks that any other begins with: 4, 3 and 2 of them, twice but for who comes first.
+        assert stats.prefix_hits == 16 * (3 + 2 + 4 + 3 + 2)
+        core.shutdown()

@@ -73,6 +73,10 @@ def test_arrivals_in_any_step_say_the_same(rig: Rig, ahead: bool) -> None:
     scenarios.check_arrivals_in_any_step_say_the_same(rig, ahead=ahead)
 
 
+def test_a_prefix_is_computed_once_in_the_step_that_all_arrive_in(rig: Rig) -> None:
+    scenarios.check_a_prefix_is_computed_once_in_the_step_that_all_arrive_in(rig)
+
+
 # --- what graphs take is known before the pool gets the rest ------------------------------------------------
 
 

@@ -249,6 +249,19 @@ def test_running_sequences_share_blocks_with_newcomers() -> None:
     answer(driver, *requests)
 
 
+def test_those_that_begin_in_one_step_share_what_it_computes() -> None:
+    driver = Driver()
+    shared = list(range(1, 13))
+    requests = [make_request(f"r{i}", [*shared, 20 + i], max_tokens=4) for i in range(3)]
+    requests.append(make_request("theirs", [*shared, 20], "other", max_tokens=4))
+    for request in requests:
+        driver.add(request)
+    driver.step()
+    assert driver.device.tokens_computed == 13 + 1 + 1 + 13
+    answer(driver, *requests)
+    assert [cached_tokens(driver, request.request_id) for request in requests] == [0, 12, 12, 0]
+
+
 def test_prompt_logprobs_do_not_read_the_cache() -> None:
     driver = Driver(max_num_batched_tokens=8)
     for name in ("first", "second"):

@@ -29,6 +29,11 @@ class ScheduledRow:
     samples: bool  # whether the step reaches the last known token, and so draws the next one
     new_blocks: tuple[int, ...] = ()
 
+    @property
+    def end(self) -> int:
+        """How many of the sequence's tokens are computed after it."""
+        return self.start + self.num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:

@@ -34,16 +34,17 @@ def can_fork(sequence: Sequence) -> bool:
     )
 
 
-def register_blocks(pool: BlockPool, sequence: Sequence) -> None:
-    """Make full blocks of known tokens findable.
+def register_blocks(pool: BlockPool, sequence: Sequence, num_computed: int) -> None:
+    """Make full blocks of known tokens findable, those of the first `num_computed`.
 
-    A block of a launched step may be shared at once: on the device every key and value of a layer is
-    written before any attention of that layer, and steps run in order.
+    A block of a step may be shared in that very step, once nothing can take its row from it again: on the
+    device every key and value of a layer is written before any attention of that layer, and steps run in
+    order.
     """
     size = pool.block_size
-    if sequence.num_computed < (len(sequence.entries) + 1) * size:
+    if num_computed < (len(sequence.entries) + 1) * size:
         return  # as at most decode steps
-    full = min(sequence.num_computed, len(sequence.token_ids)) // size
+    full = min(num_computed, len(sequence.token_ids)) // size
     while len(sequence.entries) < full and not sequence.chain_broken:
         i = len(sequence.entries)
         tokens = sequence.token_ids[i * size : (i + 1) * size]

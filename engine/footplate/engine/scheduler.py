@@ -247,7 +247,10 @@ class Scheduler:
             share = allowance.share(tenant, wanted, others_want=len(wanting - {tenant}) > 0)
             if share > 0:
                 share = min(share, self._share(step, others))
-                admit &= (self._admit if is_new else self._hand_out_chunk)(step, sequence, share)
+                handed = (self._admit if is_new else self._hand_out_chunk)(step, sequence, share)
+                if handed:  # whoever comes behind it in this very step finds its blocks
+                    register_blocks(self.pool, sequence, step.rows[-1][1].end)
+                admit &= handed
                 allowance.spend(tenant, wanted, before - step.work)
             else:
                 held.add(tenant)
@@ -289,9 +292,8 @@ class Scheduler:
         sequence.num_pending += scheduled.samples
         sequence.last_step = step
         sequence.num_sent_blocks = len(sequence.block_table)
-        work = self._batch if sequence.is_batch else self._online
-        work.waiting.counters.charge(sequence, scheduled.num_tokens)
-        register_blocks(self.pool, sequence)
+        self._class_of(sequence).waiting.counters.charge(sequence, scheduled.num_tokens)
+        register_blocks(self.pool, sequence, sequence.num_computed)
         if self._followers and sequence.num_computed >= sequence.num_prompt:
             self._release_followers(sequence)
 
@@ -418,8 +420,7 @@ class Scheduler:
             return sequence.state is SequenceState.RUNNING
         if self._hand_out_room(step, sequence, chunk):
             return False
-        # When nothing else moves in this step, the lowest and newest must go. One whose blocks are all shared
-        # frees none: then the next one.
+        # When nothing else moves, the lowest and newest must go; if its blocks are all shared, the next too.
         while not step.rows and not self._preempt_for(step, sequence):
             self._hand_out_room(step, sequence, chunk)
         return False
@@ -488,7 +489,7 @@ class Scheduler:
         sequence.num_pending -= 1
         sequence.token_ids.append(token)
         self._counts["generated"] += 1
-        register_blocks(self.pool, sequence)
+        register_blocks(self.pool, sequence, sequence.num_computed)
         delta = SequenceDelta(sequence.request.request_id, sequence.index, (token,))
         if sequence.params.logprobs is not None:
             delta.logprobs = (result.logprobs[sequence.id],)
