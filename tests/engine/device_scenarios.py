@@ -272,7 +272,7 @@ def check_arrivals_in_any_step_say_the_same(rig: Rig, *, ahead: bool) -> None:
 
 
 def check_a_prefix_is_computed_once_in_the_step_that_all_arrive_in(rig: Rig) -> None:
-    """Beginnings of three chunks, of one, and none; some with a block of their own at the end, some without."""
+    """Beginnings of four, three and two blocks, in chunks and whole, with ends of their own."""
     shared = rig.prompt(0, 70)
     prompts = [[*shared[: 70 - 16 * (i % 3)], *rig.prompt(1 + i, 1 + 9 * i)] for i in range(6)]
     want = [rig.solo(prompt) for prompt in prompts]
