@@ -18,8 +18,10 @@ from footplate.deployments.channel.frames import Status
 from footplate.deployments.channel.outlet import OutletLimits, TokenOutlet
 from footplate.deployments.channel.publisher import BlockPublisher
 from footplate.deployments.engine_journal import EngineJournal
+from footplate.deployments.engine_metrics import EngineMetrics
 from footplate.deployments.engine_port import ReplicaEngine, find_loader
 from footplate.deployments.logs import configure_logging
+from footplate.deployments.replica_telemetry import ReplicaTelemetry
 from footplate.deployments.specs import ReplicaSpec
 from footplate.engine.errors import EngineDead, EngineError
 from footplate.engine.types import EngineRequest, ModelCard, SequenceDelta
@@ -67,6 +69,10 @@ class EngineReplica:
             models_dir=Path(spec.models_dir) if spec.models_dir else None,
         )
         self._created = int(time.time())
+        self.metrics = EngineMetrics(spec.model.name, index, self._engine.stats)
+        self._outlet.on_end = self.metrics.ended
+        self._telling = ReplicaTelemetry(spec, index, self.metrics, self._outlet.may_scrape)
+        await self._telling.start()
 
     async def attach(self, address: str) -> ModelCard:
         """Connect to a gateway, so that it gets this replica's statistics, and tell it what is served.
@@ -107,6 +113,7 @@ class EngineReplica:
                 async with asyncio.timeout(self._drain_s):
                     await self._outlet.drain()
             await self._outlet.close()
+            await self._telling.close()
             await asyncio.to_thread(engine.shutdown)
         journal = getattr(self, "_journal", None)
         if journal is not None:
@@ -134,4 +141,5 @@ class EngineReplica:
         self._engine.abort(request_id, index)
 
     def _status(self) -> Status:
-        return Status(self._engine.heartbeat_age_s(), self._engine.stats())
+        port = self._telling.metrics_port
+        return Status(self._engine.heartbeat_age_s(), self._engine.stats(), metrics_port=port)

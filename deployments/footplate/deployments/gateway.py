@@ -9,17 +9,20 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from footplate.deployments.channel.address import ChannelAddress
 from footplate.deployments.channel.hub import TokenHub
+from footplate.deployments.engine_metrics import EnginePorts
 from footplate.deployments.engine_replica import CHANNEL_PURPOSE, PREFIX_PURPOSE
 from footplate.deployments.inference_client import ChannelInferenceClient
 from footplate.deployments.logs import configure_logging
 from footplate.deployments.replica_board import ReplicaBoard
 from footplate.deployments.serve_handle import find_serve_handle
 from footplate.deployments.specs import GatewaySpec
+from footplate.platform.access import may_scrape
 from footplate.platform.ports import InferenceClient
 from footplate.platform.routing_metrics import RoutingMetrics
 from footplate.tenancy.secrets import MasterKey
@@ -54,6 +57,8 @@ class Gateway:
         endpoints = getattr(getattr(self._app, "state", None), "gateway", None)
         if endpoints is not None:
             endpoints.metrics.add(metrics)
+            endpoints.metrics.add(EnginePorts(self._hub.metrics_ports))
+            self._hub.key_judge = partial(may_scrape, endpoints.authenticator)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

@@ -27,6 +27,7 @@ from footplate.deployments.run_lock import take_lock
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.specs import PLATFORM_APP, GatewaySpec, ModelSpec, ReplicaSpec
 from footplate.deployments.storage import prepare_storage
+from footplate.platform.telemetry.settings import TelemetrySettings
 from footplate.tenancy.secrets import MasterKey
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class RunPlan:
     drain_s: float = 3.0  # how long a stop waits for open streams
     publish_every_s: float = 0.05  # how often engines tell gateways of load and cached blocks, at most
     stall_s: float = STALL_S  # how long a client may read nothing
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
 
 @dataclass(slots=True)
@@ -240,6 +242,7 @@ class PlatformRun:
                 journal_dir=journal_dir,
                 publish_every_s=self.plan.publish_every_s,
                 drain_s=self.plan.drain_s,
+                telemetry=self.plan.telemetry,
             )
             for model in self.plan.models
         ]

@@ -66,6 +66,7 @@ def model(args: Mapping[str, Any]) -> serve.Application:
         str(paths.data_dir / "models"),
         journal_dir=str(paths.engine_journal_dir),
         publish_every_s=args.get("event_interval_ms", settings.routing.event_interval_ms) / 1000,
+        telemetry=settings.telemetry,
     )
     return model_application(
         spec,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from footplate.deployments.engine_port import REAL_ENGINE
 from footplate.engine.config import EngineConfig
+from footplate.platform.telemetry.settings import TelemetrySettings
 
 # Serve's name of the one deployment in each model's application.
 ENGINE_DEPLOYMENT = "Engine"
@@ -40,6 +41,7 @@ class ReplicaSpec:
     publish_every_s: float = 0.05
     # How long a replica that is told to stop lets its streams go on; then they end with an error.
     drain_s: float = 3600.0
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
 
 @dataclass(frozen=True, slots=True)

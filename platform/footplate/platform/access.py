@@ -35,6 +35,14 @@ async def authenticate(
     return principal
 
 
+async def may_scrape(authenticator: Authenticator, key: str) -> bool:
+    """Whether a key's text may read metrics."""
+    if not 0 < len(key) <= _MAX_KEY_CHARACTERS or not key.isascii():
+        return False
+    principal = await authenticator.authenticate(key)
+    return principal is not None and principal.role in SCRAPE_ROLES
+
+
 def _key(headers: Mapping[str, str]) -> str | None:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     key = value.strip() if scheme.lower() == "bearer" else ""

@@ -24,8 +24,8 @@ from footplate.platform.telemetry.allow_list import AllowList
 from footplate.platform.telemetry.metric_wall import walled
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LABELS = ("model_name", "engine")
-_FIRST_TOKEN_S = (
+LABELS = ("model_name", "engine")
+FIRST_TOKEN_S = (
     0.001,
     0.005,
     0.01,
@@ -49,7 +49,7 @@ _FIRST_TOKEN_S = (
     640,
     2560,
 )
-_TOKEN_GAP_S = (
+TOKEN_GAP_S = (
     0.001,
     0.0025,
     0.005,
@@ -72,7 +72,7 @@ _TOKEN_GAP_S = (
     40,
     80,
 )
-_REQUEST_S = (
+REQUEST_S = (
     0.1,
     0.3,
     0.5,
@@ -130,12 +130,12 @@ class EngineLatencies:
     __slots__ = ("first_token", "prefill", "queue", "request", "token_gap")
 
     def __init__(self) -> None:
-        self.first_token = Histogram(_FIRST_TOKEN_S)
-        self.token_gap = Histogram(_TOKEN_GAP_S)
-        self.request = Histogram(_REQUEST_S)
+        self.first_token = Histogram(FIRST_TOKEN_S)
+        self.token_gap = Histogram(TOKEN_GAP_S)
+        self.request = Histogram(REQUEST_S)
         # As the engine says itself.
-        self.queue = Histogram(_REQUEST_S)
-        self.prefill = Histogram(_REQUEST_S)
+        self.queue = Histogram(REQUEST_S)
+        self.prefill = Histogram(REQUEST_S)
 
 
 class LimitMetrics:
@@ -241,7 +241,7 @@ class GatewayMetrics(Collector):
             ("vllm:request_prefill_time_seconds", "Time from there to its first token", "prefill"),
         )
         for name, text, attribute in families:
-            family = HistogramMetricFamily(name, text, labels=_LABELS)
+            family = HistogramMetricFamily(name, text, labels=LABELS)
             for labels, latencies in self._latencies.items():
                 histogram: Histogram = getattr(latencies, attribute)
                 family.add_metric(labels, histogram.cumulative(), histogram.total)
@@ -265,20 +265,20 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
 def engine_families(by_engine: Mapping[tuple[str, str], EngineStats]) -> Iterator[Metric]:
     """What engines tell of themselves, by model and engine, as Prometheus wants it."""
     for name, text, read in _GAUGES:
-        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge = GaugeMetricFamily(name, text, labels=LABELS)
         for labels, stats in by_engine.items():
             gauge.add_metric(labels, read(stats))
         yield gauge
     for name, text, read in _COUNTERS:
-        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter = CounterMetricFamily(name, text, labels=LABELS)
         for labels, stats in by_engine.items():
             counter.add_metric(labels, read(stats))
         yield counter
     finished = CounterMetricFamily(
-        "vllm:request_success", "Requests ended", labels=(*_LABELS, "finished_reason")
+        "vllm:request_success", "Requests ended", labels=(*LABELS, "finished_reason")
     )
     cache = GaugeMetricFamily(
-        "vllm:cache_config_info", "Shape of the KV cache", labels=(*_LABELS, "block_size", "num_gpu_blocks")
+        "vllm:cache_config_info", "Shape of the KV cache", labels=(*LABELS, "block_size", "num_gpu_blocks")
     )
     for labels, stats in by_engine.items():
         for reason, count in stats.finished.items():

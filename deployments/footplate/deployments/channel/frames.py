@@ -62,6 +62,8 @@ class Kind(IntEnum):
     BLOCKS = 14  # engine -> gateway: what its prefix cache has gained and lost, MessagePack
     SHOW_ALL = 15  # gateway -> engine: an event is missing, so begin anew with all that is cached; empty
     BEGAN = 16  # engine -> gateway: how it began a stream, before its first token; words, see `began_frame`
+    ASK_KEY = 17  # engine -> gateway: may whoever has this key read metrics? MessagePack (number, key)
+    KEY_ANSWER = 18  # gateway -> engine: words (number, 1 or 0)
 
 
 class Status(msgspec.Struct, array_like=True):
@@ -73,6 +75,7 @@ class Status(msgspec.Struct, array_like=True):
     engine_age_s: float
     stats: EngineStats
     is_draining: bool = False
+    metrics_port: int = 0  # where it answers /metrics itself; 0: nowhere
 
 
 class Submission(msgspec.Struct, array_like=True):
@@ -110,6 +113,7 @@ _submission_encoder = msgspec.msgpack.Encoder(enc_hook=dict)
 _submission_decoder = msgspec.msgpack.Decoder(Submission)
 _refused_decoder = msgspec.msgpack.Decoder(Refused)
 _blocks_decoder = msgspec.msgpack.Decoder(Blocks)
+_asked_key_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _Read = TypeVar("_Read")
 _MAX_WORD = 0xFFFF_FFFF
 _SWAP = sys.byteorder != "little"
@@ -206,6 +210,16 @@ def read_began(payload: bytes) -> tuple[int, EngineBegin]:
 def read_submission(payload: bytes) -> Submission:
     """The request of a `SUBMIT` payload. Raises FrameError."""
     return _decoded(_submission_decoder, payload, "a submission")
+
+
+def ask_key_frame(number: int, key: str) -> bytes:
+    """A replica's question whether a key may read metrics."""
+    return frame(Kind.ASK_KEY, _extras_encoder.encode((number, key)))
+
+
+def read_asked_key(payload: bytes) -> tuple[int, str]:
+    """Number and key of an `ASK_KEY` payload. Raises FrameError."""
+    return _decoded(_asked_key_decoder, payload, "a question for a key")
 
 
 def refuse_frame(stream_id: int, refusal: Refusal) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -309,6 +309,8 @@ class EngineLink(asyncio.Protocol):
             self._hub.listener.heard(self, self.status)
         elif kind == Kind.BLOCKS:
             self._hub.listener.blocks_changed(self, frames.read_blocks(payload))
+        elif kind == Kind.ASK_KEY:
+            self._hub.judge_key(self, *frames.read_asked_key(payload))
         elif kind == Kind.BEGAN:
             stream_id, begun = frames.read_began(payload)
             if stream_id in self.streams:
@@ -374,6 +376,9 @@ class TokenHub:
         self._watch: asyncio.Task[None] | None = None
         self._held: set[TokenStream] = set()
         self.listener: LinkListener = _Nobody()
+        # Whether a key may read metrics; None: nobody's may.
+        self.key_judge: Callable[[str], Awaitable[bool]] | None = None
+        self._judging: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str) -> None:
         """Listen at `unix:/path` or `tcp:host:port`; `self.address` is then what engines dial."""
@@ -437,6 +442,21 @@ class TokenHub:
         if stream is not None and stream.link is None:
             stream.fail(error)
 
+    def judge_key(self, link: EngineLink, number: int, key: str) -> None:
+        """Answer a replica that was shown a key."""
+
+        async def judge() -> None:
+            try:
+                is_allowed = self.key_judge is not None and await self.key_judge(key)
+            except Exception as error:
+                logger.warning("a key for metrics can't be looked up: %s", type(error).__name__)
+                is_allowed = False
+            link.write(frames.word_frame(Kind.KEY_ANSWER, [number, int(is_allowed)]))
+
+        task = asyncio.create_task(judge())
+        self._judging.add(task)
+        task.add_done_callback(self._judging.discard)
+
     def hold(self, stream: TokenStream, woken_at: float) -> bool:
         """Whether a reader was woken too recently; it is then woken with all others that are held."""
         if self.clock() - woken_at >= self.limits.min_wake_gap_s:
@@ -475,6 +495,10 @@ class TokenHub:
     def stats(self) -> dict[tuple[str, str], EngineStats]:
         """The last statistics of each connected replica, by (model, engine index)."""
         return {link.label: link.status.stats for link in self.links if link.status is not None}
+
+    def metrics_ports(self) -> dict[tuple[str, str], int]:
+        """Where each connected replica answers `/metrics` itself, by (model, engine index)."""
+        return {link.label: link.status.metrics_port for link in self.links if link.status is not None}
 
     def check(self) -> None:
         """Judge every link once: one that owes tokens must be heard, and its engine must make steps."""

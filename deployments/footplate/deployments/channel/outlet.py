@@ -22,8 +22,11 @@ from footplate.deployments.refusal import Refusal
 from footplate.engine.errors import EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, SequenceDelta
 from footplate.platform.ports import EngineBegin
+from footplate.platform.telemetry.spans import CURRENT, RequestTrace
+from footplate.platform.telemetry.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
+MAX_ASKED_KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class OutletLimits:
     publish_every_s: float = 0.05
     # Of one gateway: which requests have ended, for its word on how much of them counts.
     max_ended: int = 4096
+    ask_key_s: float = 2.0  # for a gateway's word on a key
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class Delivery:
     # When the request came, by the monotonic and the wall clock.
     came_at: float = field(default_factory=time.monotonic)
     came_unix_ns: int = field(default_factory=time.time_ns)
-    trace: bytes = b""
+    num_prompt: int = 0
     begun: EngineBegin | None = None
 
 
@@ -134,6 +138,9 @@ class GatewayLink(asyncio.Protocol):
         elif kind == Kind.SUBMIT and self.ready.done():
             submission = frames.read_submission(payload)
             self._outlet.take(self, submission.stream_id, submission.request, submission.trace)
+        elif kind == Kind.KEY_ANSWER and self.ready.done():
+            words = frames.read_words(payload)
+            self._outlet.hear_of_key(words[0], bool(words[1:] == [1]))
         elif kind == Kind.SHOW_ALL and self.ready.done():
             self._outlet.show_all(self)
         else:
@@ -179,6 +186,8 @@ class TokenOutlet:
         self._beat: asyncio.Task[None] | None = None
         self._publishing: asyncio.TimerHandle | None = None
         self._published_at = 0.0
+        self._asked_keys: dict[int, asyncio.Future[bool]] = {}
+        self._num_asked_keys = 0
         self._is_draining = False
 
     async def link(self, address: str) -> GatewayLink:
@@ -223,7 +232,10 @@ class TokenOutlet:
             link.write(frames.refuse_frame(stream_id, no))
             return
         delivery = self.open(link, stream_id, request.request_id, request.params.n)
-        delivery.trace = trace
+        delivery.num_prompt = len(request.prompt_token_ids)
+        # For whatever the engine logs of it.
+        came = TraceContext.from_wire(trace)
+        before = CURRENT.set(None if came is None else RequestTrace(request.request_id, came, None))
         try:
             self._submit(request)
         except EngineError as error:
@@ -232,6 +244,31 @@ class TokenOutlet:
         else:
             self.accept(delivery)
             self._publish_soon()
+        finally:
+            CURRENT.reset(before)
+
+    async def may_scrape(self, key: str) -> bool:
+        """Whether a key may read metrics, as a gateway says; no where none says it in time."""
+        links = [link for link in self._links.values() if not link.is_lost]
+        if not links or len(self._asked_keys) >= MAX_ASKED_KEYS:
+            return False
+        self._num_asked_keys = number = self._num_asked_keys % 0xFFFF_FFFF + 1
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        self._asked_keys[number] = answer
+        links[0].write(frames.ask_key_frame(number, key))
+        try:
+            async with asyncio.timeout(self.limits.ask_key_s):
+                return await answer
+        except TimeoutError:
+            return False
+        finally:
+            del self._asked_keys[number]
+
+    def hear_of_key(self, number: int, is_allowed: bool) -> None:
+        """A gateway's answer; it may be late."""
+        answer = self._asked_keys.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(is_allowed)
 
     def show_all(self, link: GatewayLink) -> None:
         """A gateway knows nothing of the prefix cache, or has lost the thread."""

@@ -80,6 +80,7 @@ def plan_from_settings(
         port=wanted_port or find_free_port(),
         gateway_replicas=settings.server.gateway_replicas,
         publish_every_s=settings.routing.event_interval_ms / 1000,
+        telemetry=settings.telemetry,
         ray_address=settings.ray.address,
         ray_namespace=settings.ray.namespace,
         database_url=settings.storage.database_url,
