@@ -302,6 +302,21 @@ def test_when_one_of_two_replicas_is_killed_the_other_takes_over_and_the_prefix_
     assert successor != holder
 
 
+def test_a_frozen_replica_keeps_nobody_from_the_replacement_of_another(stack: Stack) -> None:
+    frozen, killed = stack.engine_pids("pair")
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        os.kill(killed, signal.SIGKILL)
+        # Serve replaces a frozen one after half a minute.
+        with stack.post(id="replaced", model="pair", max_tokens=3) as response:
+            assert len(events_of(response)) == 4
+        assert stack.pid_of("replaced") not in (frozen, killed)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(frozen, signal.SIGCONT)
+    assert wait_until(lambda: sum(name.startswith("pair/") for name in stack.statistics()) == 2, 20)
+
+
 def test_only_loopback_is_bound_by_http_listeners(stack: Stack) -> None:
     listening = {address for pid, address in listeners() if program(pid) == "haproxy"}
     assert listening

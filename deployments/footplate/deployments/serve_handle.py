@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ray import serve
@@ -9,6 +10,9 @@ from ray import serve
 from footplate.deployments.inference_client import EngineHandle
 from footplate.deployments.specs import ENGINE_DEPLOYMENT
 from footplate.engine.types import ModelCard
+
+# Replicas answer in milliseconds.
+ATTACH_S = 2.0
 
 
 class ServeEngineHandle:
@@ -18,8 +22,18 @@ class ServeEngineHandle:
         self._handle = serve.get_deployment_handle(ENGINE_DEPLOYMENT, app_name=model)
 
     async def attach(self, address: str) -> list[ModelCard]:
-        """Every running replica's card; replicas that fail to answer are left out."""
-        answers: list[Any] = await self._handle.broadcast("attach", address).results_async()
+        """Every running replica's card; replicas that fail to answer are left out.
+
+        Raises:
+            TimeoutError: one is frozen. The others have been asked, and may be attached by now.
+        """
+        asking = self._handle.broadcast("attach", address)
+        try:
+            answers: list[Any] = await asking.results_async(timeout_s=ATTACH_S, return_exceptions=True)
+        except TimeoutError:
+            # Serve gives all answers or none; those of one model are the same but for when it came.
+            async with asyncio.timeout(ATTACH_S):
+                answers = [await self._handle.attach.remote(address)]
         return [answer for answer in answers if isinstance(answer, ModelCard)]
 
 
