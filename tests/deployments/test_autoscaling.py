@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 
 from footplate.deployments.autoscaling.policy import ReplicaReport, ReplicaScaler, ScalingTarget
 from footplate.deployments.autoscaling.serve_policy import ServeReplicaPolicy, recorded, reports_of
+from footplate.deployments.autoscaling.service_rate import ServiceRate
 
 TARGET = ScalingTarget(1, 8, waiting_per_replica=4, use=0.75, lead_s=30, clear_s=30, calm_s=300)
 
@@ -23,6 +26,7 @@ class Model:
         self.count = count
         self.now = 1000.0
         self.finished = 0.0
+        self.seen: set[int] = set()
 
     def second(self, use: float = 0.0, waiting: float = 0.0, ended: float = 0.0, asked: float = 0.0) -> int:
         """`use` and `waiting` are sums over all replicas."""
@@ -34,16 +38,21 @@ class Model:
             for n in range(self.count)
         }
         self.count = self.scaler.decide(reports, self.count, self.count, asked, self.now)
+        self.seen.add(self.count)
         return self.count
 
 
 def test_as_many_as_are_used_up_to_the_target_and_within_the_bounds() -> None:
+    for use, wanted in ((0.74, 1), (0.76, 2), (2.9, 4), (9.0, 8)):
+        model = Model()
+        assert [model.second(use=use) for _ in range(400)][-1] == wanted
+        assert max(model.seen) == wanted
+
+
+def test_a_second_of_use_is_none() -> None:
     model = Model()
-    assert model.second(use=0.74) == 1
-    assert model.second(use=0.76) == 2
-    assert model.second(use=2.9) == 3
-    assert model.second(use=9.0) == 4  # a replica has no more than itself to tell of
-    assert [model.second(use=9.0) for _ in range(4)] == [6, 8, 8, 8]
+    for number in range(600):
+        assert model.second(use=0.95 if number % 10 == 5 else 0.4) == 1
 
 
 def test_a_queue_that_may_be_there_moves_nothing() -> None:
@@ -70,13 +79,13 @@ def test_a_queue_in_front_of_replicas_that_end_nothing_asks_for_more() -> None:
 
 
 def test_a_rising_use_is_followed_before_it_is_there() -> None:
-    """One percent a second, thirty seconds ahead: the second replica comes at 0.45 and not at 0.75."""
+    """One percent a second, thirty seconds ahead: the second replica comes before 0.6, and not at 0.75."""
     model, seen = Model(), 0.0
     for number in range(80):
         seen = 0.2 + 0.01 * number
         if model.second(use=seen) == 2:
             break
-    assert 0.44 <= seen <= 0.48
+    assert 0.45 <= seen <= 0.6
     assert model.scaler.reason == "trend"
 
 
@@ -90,12 +99,25 @@ def test_one_goes_only_when_it_was_not_wanted_for_the_whole_time_of_calm() -> No
     model = Model(count=4)
     counts = [model.second(use=1.0) for _ in range(299)]
     assert set(counts) == {4}, "nothing is known yet of the time before"
-    model.second(use=2.5)  # once more wanted, all begins again
+    for _ in range(20):
+        model.second(use=2.5)  # once more wanted, all begins again
     assert {model.second(use=1.0) for _ in range(299)} == {4}
-    assert [model.second(use=1.0) for _ in range(3)][-1] == 2
+    # One, and the next only when the others have settled.
+    counts = [model.second(use=1.0) for _ in range(100)]
+    assert counts == sorted(counts, reverse=True)
+    assert (counts.count(3), counts[-1]) == (60, 2)
     # 0.75 * 0.8 leave room to spare: at 0.65 a single one would be too full to stay alone
     assert {model.second(use=0.65) for _ in range(900)} == {2}
-    assert [model.second(use=0.5) for _ in range(302)][-1] == 1
+    assert [model.second(use=0.5) for _ in range(330)][-1] == 1
+
+
+def test_what_moves_to_the_others_when_one_goes_is_no_trend() -> None:
+    """Fuller batches end later, so the same load uses more: that must not bring the replica back."""
+    model = Model(count=4)
+    while model.count == 4:
+        model.second(use=1.5)
+    counts = [model.second(use=1.5 + 0.02 * min(n, 15)) for n in range(600)]
+    assert set(counts) == {3}
 
 
 def test_a_replica_that_does_not_report_takes_none_away() -> None:
@@ -154,3 +176,20 @@ def test_batch_work_asks_for_no_replica() -> None:
         finished=7,
     )
     assert told == {"waiting": 2.0, "use": pytest.approx(0.2), "finished": 7.0}
+
+
+def test_what_a_fuller_batch_would_end_is_learnt_from_its_line() -> None:
+    """An answer stays 4 s alone and 12 s in a full batch: half used is no half of what can be done."""
+    service, rng = ServiceRate(), random.Random(5)
+    assert service.at(0.6) == math.inf
+    for _ in range(3600):
+        use = rng.uniform(0.2, 0.7)
+        service.observe(use, use * 64 / (4 + 8 * use), 1.0)
+    for use in (0.3, 0.75, 1.0):
+        assert service.at(use) == pytest.approx(use * 64 / (4 + 8 * use), rel=0.02)
+    alone = ServiceRate()
+    for _ in range(60):
+        alone.observe(0.3, 3.0, 1.0)
+    assert 3.0 < alone.at(0.6) < 6.0, "one point and the prior: less than twice as much"
+    alone.observe(0.0, 0.0, 1e6)
+    assert alone.at(0.6) > 0

@@ -1,4 +1,4 @@
-"""How many replicas a model should have, by what its engines report. Pure: reports and a clock in, a count out.
+"""How many replicas a model should have, by what its engines report. Pure: reports and a clock in, a sum out.
 
 An engine that decodes is always busy, so neither processor load nor the number of open requests says how much
 more it takes. What does: how full its KV cache and its batch are (`use`), and who waits in front of it.
@@ -6,7 +6,10 @@ more it takes. What does: how full its KV cache and its batch are (`use`), and w
 - Up: as many as `use` asks for, with its trend carried on for as long as a replica takes to start. Where more
   wait than may, also as many as the arrivals ask for at the rate at which replicas have been ending requests,
   and what clears the queue; never more than would leave each the queue that it may have.
-- Down: only what was never wanted during `calm_s`, with room to spare. So noise moves nothing twice.
+- Down: one that was not wanted at any time during `calm_s`, if the rest can end what comes with room to spare
+  (`service_rate`), and then no other before the rest have shown what they are left with.
+
+Requests come by chance: `use` is a mean over some seconds, and a trend has to stand out of what chance makes.
 """
 
 from __future__ import annotations
@@ -16,15 +19,23 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from footplate.deployments.autoscaling.service_rate import ServiceRate
+
 # Reports are taken in at most so often, in seconds.
 EVERY_S = 1.0
-# The trend of `use` is that of the last so many seconds, told from noise by at least so many points.
+# `use` is a mean over so many seconds: longer than answers take, shorter than a replica needs to start.
+USE_S = 15.0
+# Its trend is that of the last so many seconds, of so many at least.
 TREND_S = 60.0
-TREND_POINTS = 10
+LEAST_TREND_S = 20.0
+# Reports that are closer together than that tell the same: whoever runs now still runs then.
+INDEPENDENT_S = 10.0
 # A trend may foresee at most so many times what is used now.
 MAX_FORESIGHT = 2.0
 # A rate of ended requests is a mean over about so many seconds.
 RATE_S = 10.0
+# And what is learnt of a replica, one over so many.
+SLOW_RATE_S = 60.0
 # A replica is given up only if the others are left below this share of their target.
 SPARE = 0.8
 
@@ -42,7 +53,8 @@ class ReplicaReport:
 @dataclass(frozen=True, slots=True)
 class ScalingTarget:
     """Bounds and aims. `lead_s`: how long a replica takes to start. `clear_s`: in what time a queue shall be
-    gone. `calm_s`: for how long a replica must have been too many before it goes."""
+    gone. `calm_s`: for how long a replica must have been too many before it goes. `settle_s`: how long the
+    rest take to show what they are left with then."""
 
     min_replicas: int
     max_replicas: int
@@ -51,6 +63,7 @@ class ScalingTarget:
     lead_s: float = 30.0
     clear_s: float = 30.0
     calm_s: float = 300.0
+    settle_s: float = 60.0
 
 
 class ReplicaScaler:
@@ -60,13 +73,19 @@ class ReplicaScaler:
         self.target = target
         self.reason = "start"
         self._wanted = target.min_replicas
-        self._uses: deque[tuple[float, float]] = deque()  # when, and the sum over replicas
+        self._used = 0.0  # the sum over replicas, a mean over some seconds
+        self._uses: deque[tuple[float, float]] = deque()  # when, and the sum then
+        self._trend_from = 0.0
         self._floors: deque[tuple[float, int]] = deque()  # when, and what had to be there then at least
         self._finished: dict[str, float] = {}
         self._waiting = 0.0
         self._ended_rate = self._arrival_rate = 0.0  # requests/s, of all replicas
+        self._service = ServiceRate()
+        self._slow_use = self._slow_rate = 0.0
         self._began: float | None = None
         self._last: float | None = None
+        self._num_reports = 0
+        self._went: float | None = None  # when the last one was given up
 
     def decide(
         self,
@@ -103,10 +122,10 @@ class ReplicaScaler:
 
     def _take_in(self, reports: Mapping[str, ReplicaReport], now: float) -> None:
         waiting = sum(report.waiting for report in reports.values())
+        elapsed = 0.0 if self._last is None else now - self._last
         if self._last is None:
             self._began = now
         else:
-            elapsed = now - self._last
             ended = sum(
                 max(0.0, report.finished - self._finished.get(name, report.finished))
                 for name, report in reports.items()
@@ -115,15 +134,30 @@ class ReplicaScaler:
             self._ended_rate += share * (ended / elapsed - self._ended_rate)
             arrived = max(0.0, ended + waiting - self._waiting)
             self._arrival_rate += share * (arrived / elapsed - self._arrival_rate)
+            self._learn(reports, ended, elapsed)
         self._finished = {name: report.finished for name, report in reports.items()}
         self._waiting, self._last = waiting, now
-        self._uses.append((now, sum(report.use for report in reports.values())))
-        while self._uses[0][0] < now - TREND_S:
+        used = sum(report.use for report in reports.values())
+        if len(reports) != self._num_reports:
+            # What moves between replicas is no trend, and it moves for a while.
+            self._uses.clear()
+            self._num_reports, self._trend_from = len(reports), now + USE_S
+            self._used = used
+        self._used += min(1.0, elapsed / USE_S) * (used - self._used)
+        if now >= self._trend_from:
+            self._uses.append((now, used))
+        while self._uses and self._uses[0][0] < now - TREND_S:
             self._uses.popleft()
+
+    def _learn(self, reports: Mapping[str, ReplicaReport], ended: float, elapsed: float) -> None:
+        share, count = min(1.0, elapsed / SLOW_RATE_S), max(1, len(reports))
+        self._slow_use += share * (sum(report.use for report in reports.values()) - self._slow_use)
+        self._slow_rate += share * (ended / elapsed - self._slow_rate)
+        self._service.observe(self._slow_use / count, self._slow_rate / count, elapsed)
 
     def _wanted_for(self, reports: Mapping[str, ReplicaReport], asked: float) -> tuple[int, str]:
         """What is wanted at once, and why."""
-        target, used = self.target, self._uses[-1][1]
+        target, used = self.target, self._used
         if not reports:
             return (1, "asked") if asked > 0 else (0, "use")
         foreseen = min(used * MAX_FORESIGHT, used + max(0.0, self._slope()) * target.lead_s)
@@ -145,29 +179,35 @@ class ReplicaScaler:
         return max(min(by_count, by_rate), num_replicas + 1.0)
 
     def _slope(self) -> float:
-        """Of the sum of uses by second, least squares; 0 where the fit says little."""
+        """Of the sum of uses by second, least squares; 0 where chance may have made it."""
         points = self._uses
-        if len(points) < TREND_POINTS:
+        if len(points) < 3 or points[-1][0] - points[0][0] < LEAST_TREND_S:
             return 0.0
         mean_t = sum(t for t, _ in points) / len(points)
         mean_u = sum(u for _, u in points) / len(points)
         spread = sum((t - mean_t) ** 2 for t, _ in points)
         slope = sum((t - mean_t) * (u - mean_u) for t, u in points) / spread
         noise = sum((u - mean_u - slope * (t - mean_t)) ** 2 for t, u in points) / (len(points) - 2)
-        return slope if slope**2 * spread > 16 * noise else 0.0  # four standard errors
+        same = max(1.0, INDEPENDENT_S * len(points) / (points[-1][0] - points[0][0]))
+        return slope if slope**2 * spread > 9 * same * noise else 0.0  # three standard errors
 
     def _with_room(self, reports: Mapping[str, ReplicaReport]) -> int:
         """So many leave room to spare: fewer would soon be more again."""
-        queue = self._waiting / self.target.waiting_per_replica
-        return math.ceil(max(self._uses[-1][1] / (self.target.use * SPARE), queue if reports else 0.0))
+        spare = self.target.use * SPARE
+        by_queue = self._waiting / self.target.waiting_per_replica if reports else 0.0
+        by_rate = max(self._slow_rate, self._arrival_rate) / self._service.at(spare)
+        return math.ceil(max(self._used / spare, by_rate, by_queue))
 
     def _calmed(self, num_silent: int, num_wanted: int, now: float) -> tuple[int, str]:
         """Fewer than there are, or as many: the most that had to be there during the time of calm."""
         assert self._began is not None, "a report was taken in"
-        if num_silent > 0 or now - self._began < self.target.calm_s:
-            return self._bounded(num_wanted), "hold"
-        least = self._bounded(max(floor for _, floor in self._floors))
-        return (least, "calm") if least < num_wanted else (self._bounded(num_wanted), "hold")
+        is_known = num_silent == 0 and now - self._began >= self.target.calm_s
+        has_settled = self._went is None or now - self._went >= self.target.settle_s
+        least = max(floor for _, floor in self._floors)
+        if is_known and has_settled and self._bounded(least) < num_wanted:
+            self._went = now
+            return self._bounded(num_wanted - 1), "calm"
+        return self._bounded(num_wanted), "hold"
 
     def _bounded(self, count: int) -> int:
         return min(max(count, self.target.min_replicas), self.target.max_replicas)
