@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from footplate.engine.types import (
@@ -15,7 +15,7 @@ from footplate.engine.types import (
     SequenceDelta,
     TokenLogprob,
 )
-from footplate.platform.ports import EngineBegin, Journey, Placement, Principal
+from footplate.platform.ports import EngineBegin, Journey, ModelNames, Placement, Principal
 
 
 @dataclass(slots=True)
@@ -160,6 +160,7 @@ class ScriptedClient:
         self.journeys: list[Journey] = []
         self.asked: list[str] = []  # the model of each generation
         self.engine_stats: dict[tuple[str, str], EngineStats] = {}
+        self.coming: list[ModelNames] = []  # models that no replica serves yet
 
     @property
     def requests(self) -> list[EngineRequest]:
@@ -182,6 +183,9 @@ class ScriptedClient:
 
     def models(self) -> Mapping[str, ModelCard]:
         return self._cards
+
+    def starting(self) -> Collection[ModelNames]:
+        return self.coming
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:
         return self.engine_stats

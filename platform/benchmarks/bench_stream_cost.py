@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from footplate.engine.text.pipeline import TextPipeline
@@ -26,7 +26,7 @@ from footplate.engine.types import (
 )
 from footplate.platform.app import create_app
 from footplate.platform.models import PipelineProvider
-from footplate.platform.ports import Journey, Principal
+from footplate.platform.ports import Journey, ModelNames, Principal
 from footplate.platform.settings import Settings
 
 TEXT = "The quick brown fox jumps over the lazy dog, and nobody in the village minds it very much. "
@@ -64,6 +64,9 @@ class _Client:
 
     def models(self) -> Mapping[str, ModelCard]:
         return self._cards
+
+    def starting(self) -> Collection[ModelNames]:
+        return ()
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:
         return {}

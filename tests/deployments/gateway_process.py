@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +29,7 @@ from footplate.platform.app import serve_batches
 from footplate.platform.batches.worker import Pace
 from footplate.platform.budgets import LedgerAway
 from footplate.platform.models import PipelineProvider
-from footplate.platform.ports import Journey
+from footplate.platform.ports import Journey, ModelNames
 from footplate.platform.settings import BatchSettings, BillingSettings, LimitSettings
 from footplate.platform.use import LimiterUse
 from footplate.tenancy.quotas import Quota
@@ -84,6 +84,9 @@ class PacedClient:
 
     def models(self) -> Mapping[str, ModelCard]:
         return self._cards
+
+    def starting(self) -> Collection[ModelNames]:
+        return ()
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:
         return {}

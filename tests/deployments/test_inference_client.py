@@ -12,11 +12,12 @@ import pytest
 
 from footplate.deployments import inference_client
 from footplate.deployments.channel.frames import Status
-from footplate.deployments.channel.hub import TokenHub
+from footplate.deployments.channel.hub import EngineLink, TokenHub
 from footplate.deployments.channel.outlet import GatewayLink, OutletLimits, TokenOutlet
 from footplate.deployments.channel.publisher import BlockPublisher
 from footplate.deployments.inference_client import ChannelInferenceClient
 from footplate.deployments.replica_board import ReplicaBoard
+from footplate.deployments.specs import ModelTarget, application_of, replica_label
 from footplate.engine.errors import EngineDead, EngineError, EngineOverloaded, InvalidRequest
 from footplate.engine.kv.block_log import BlockChanges, BlockLog
 from footplate.engine.prefix import PrefixHasher
@@ -39,7 +40,7 @@ HASHER = PrefixHasher(b"prefix", 16)
 class Replica:
     """An engine side: what it was asked is in `taken`; `refusal` is its answer to everything."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int | str) -> None:
         self.taken: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.refusal: EngineError | None = None
@@ -87,7 +88,7 @@ class Application:
     async def attach(self, address: str) -> list[ModelCard]:
         for replica in self.replicas:
             await replica.outlet.link(address)
-        return [ModelCard("m", "", 4096, 4096, 1000, "", "")]
+        return [ModelCard("m", "", 4096, 4096, 1000, "", "") for _ in self.replicas]
 
 
 class Fleet:
@@ -108,7 +109,7 @@ class Fleet:
     def knows(self, replica: Replica, num_keys: int) -> bool:
         name = ReplicaId(str(self.replicas.index(replica)))
         keys = HASHER.chain(PROMPT, b"tenant")
-        router = self.board._models["m"].router
+        router = self.board._models["m", 1].router
         return dict(router.index.match(keys)).get(name, 0) == num_keys
 
     def who_took(self, request_id: str) -> Replica | None:
@@ -156,7 +157,7 @@ async def test_a_neighbours_prefix_draws_no_request_in_either_direction(tmp_path
         first, second = fleet.replicas
         first.cache(PROMPT, b"a")
         second.cache(PROMPT, b"b")
-        await until(lambda: len(fleet.board._models["m"].router.index) == 80)
+        await until(lambda: len(fleet.board._models["m", 1].router.index) == 80)
         for number in range(4):
             await fleet.client.submit("m", asked(f"a{number}", scope=b"a"))
             await fleet.client.submit("m", asked(f"b{number}", scope=b"b"))
@@ -339,3 +340,85 @@ async def test_an_unknown_model_has_no_engine(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, 1) as fleet:
         with pytest.raises(EngineDead, match="no model named"):
             await fleet.client.submit("nobody", asked("r"))
+
+
+class Versions:
+    """A model's generations, each an application of its own that comes and goes."""
+
+    def __init__(self, hub: TokenHub) -> None:
+        self.applications: dict[str, list[Replica]] = {}
+        self.board = ReplicaBoard(b"prefix", new_router=lambda size: Router(size, rng=random.Random(1)))
+        self.client = ChannelInferenceClient(hub, ["m"], self.find, self.board, accept_s=3.0, refresh_s=0.02)
+
+    def find(self, application: str) -> Application:
+        return Application(self.applications[application])
+
+    async def deploy(self, generation: int) -> Replica:
+        replica = Replica(replica_label(generation, "0"))
+        self.applications.setdefault(application_of("m", generation), []).append(replica)
+        self.client.serve([ModelTarget("m", ("nick",), (generation,))])
+        await until(lambda: any(link.label[1] == replica_label(generation, "0") for link in self.links()))
+        return replica
+
+    def links(self) -> list[EngineLink]:
+        return list(self.board.links("m"))
+
+
+@asynchronous
+async def test_a_new_generation_takes_what_is_new_and_the_old_one_ends_what_it_has(tmp_path: Path) -> None:
+    hub = TokenHub(KEY)
+    await hub.start(f"unix:{tmp_path}/hub.sock")
+    versions = Versions(hub)
+    client = versions.client
+    client.start()
+    assert [names.name for names in client.starting()] == ["m"]
+    old = await versions.deploy(1)
+    assert client.starting() == []
+    before = await client.submit("m", asked("before"))
+    old.say(old.taken[0], 1)
+    assert [delta.token_ids for delta in await before.next()] == [(1,)]
+    # While the new one has not answered, the old one serves.
+    versions.applications[application_of("m", 2)] = []
+    client.serve([ModelTarget("m", (), (2,))])
+    await client.submit("m", asked("meanwhile"))
+    assert [request.request_id for request in old.taken] == ["before", "meanwhile"]
+    new = await versions.deploy(2)
+    for number in range(4):
+        await client.submit("m", asked(f"after{number}"))
+    assert len(new.taken) == 4
+    assert len(old.taken) == 2
+    # Nothing is asked of the old one any more, and its stream is whole.
+    del versions.applications[application_of("m", 1)][:]
+    await until(lambda: list(client._generations["m"]) == [2])
+    old.say(old.taken[0], 2, finish=FinishReason.STOP)
+    assert [delta.token_ids for delta in await before.next()] == [(2,)]
+    assert await before.next() == ()
+    await client.close()
+    for replica in (old, new):
+        await replica.outlet.close()
+    await hub.close()
+
+
+@asynchronous
+async def test_a_removed_model_is_gone_at_once_and_its_streams_go_on(tmp_path: Path) -> None:
+    hub = TokenHub(KEY)
+    await hub.start(f"unix:{tmp_path}/hub.sock")
+    versions = Versions(hub)
+    client = versions.client
+    client.start()
+    replica = await versions.deploy(1)
+    open_stream = await client.submit("m", asked("open"))
+    client.serve([])
+    assert client.models() == {}
+    assert client.starting() == []
+    with pytest.raises(EngineDead):
+        await client.submit("m", asked("late"))
+    replica.say(replica.taken[0], 1, finish=FinishReason.STOP)
+    assert [delta.token_ids for delta in await open_stream.next()] == [(1,)]
+    # The same name again, which nobody serves yet.
+    versions.applications.clear()
+    client.serve([ModelTarget("m", ("nick",), (2,))])
+    assert [(names.name, names.aliases) for names in client.starting()] == [("m", ("nick",))]
+    await client.close()
+    await replica.outlet.close()
+    await hub.close()

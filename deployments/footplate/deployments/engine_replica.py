@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,8 +20,9 @@ from footplate.deployments.engine_journal import EngineJournal
 from footplate.deployments.engine_metrics import EngineMetrics
 from footplate.deployments.engine_port import ReplicaEngine, find_loader
 from footplate.deployments.logs import configure_logging
+from footplate.deployments.model_registry.start_faults import EngineStartFault, reason_of
 from footplate.deployments.replica_telemetry import ReplicaTelemetry
-from footplate.deployments.specs import ReplicaSpec
+from footplate.deployments.specs import ReplicaSpec, replica_label
 from footplate.engine.errors import EngineDead, EngineError
 from footplate.engine.types import EngineRequest, ModelCard, SequenceDelta
 from footplate.tenancy.secrets import MasterKey
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 # A step on a slow CPU takes seconds, so a replica is only replaced when its loop is silent for much longer.
 MAX_HEARTBEAT_AGE_S = 60.0
+STOP_LOOK_S = 0.1
 CHANNEL_PURPOSE = "token-channel"
 # Gateways know the keys of cached blocks as engines do; nobody else can make them.
 PREFIX_PURPOSE = "prefix-hash"
@@ -45,14 +46,17 @@ class EngineReplica:
         master_key = MasterKey.load(Path(spec.master_key_file))
         self._model = spec.model
         self._drain_s = spec.drain_s
+        self._stop_drain_s = spec.stop_drain_s
+        self._stop_file = Path(spec.stop_file) if spec.stop_file is not None else None
         index = find_index()
+        label = replica_label(spec.generation, index)
         self._journal: EngineJournal | None = None
         if spec.journal_dir is not None:
             folder = Path(spec.journal_dir) / quote(spec.model.name, safe="") / index
             self._journal = EngineJournal(folder)
         self._outlet = TokenOutlet(
             master_key.derive(CHANNEL_PURPOSE),
-            label=(spec.model.name, index),
+            label=(spec.model.name, label),
             submit=self._submit,
             abort=self._abort,
             blocks=BlockPublisher(lambda whole: self._engine.block_changes(whole=whole)),
@@ -60,19 +64,30 @@ class EngineReplica:
             status=self._status,
             cut=self._journal.cut if self._journal is not None else None,
         )
-        self._engine: ReplicaEngine = await asyncio.to_thread(
-            find_loader(spec.model.loader),
+        prefix_key = master_key.derive(PREFIX_PURPOSE)
+        started = time.monotonic()
+        try:
+            self._engine: ReplicaEngine = await asyncio.to_thread(self._load, spec, prefix_key)
+        except Exception as error:
+            # Whatever it is, it ends this replica, and its text may hold anything: only a reason is told.
+            reason = reason_of(error, spec.model.source, spec.model.chat_template_file)
+            logger.warning("the engine of %s can't start: %s", spec.model.name, reason)
+            raise EngineStartFault(reason) from None
+        logger.info("the engine of %s was ready after %.1f s", spec.model.name, time.monotonic() - started)
+        self._created = int(time.time())
+        self.metrics = EngineMetrics(spec.model.name, label, self._engine.stats)
+        self._outlet.on_end = self.metrics.ended
+        self._telling = ReplicaTelemetry(spec, label, self.metrics, self._outlet.may_scrape)
+        await self._telling.start()
+
+    def _load(self, spec: ReplicaSpec, prefix_key: bytes) -> ReplicaEngine:
+        return find_loader(spec.model.loader)(
             spec.model.source,
             spec.model.engine,
             deliver=self._deliver,
-            prefix_key=master_key.derive(PREFIX_PURPOSE),
+            prefix_key=prefix_key,
             models_dir=Path(spec.models_dir) if spec.models_dir else None,
         )
-        self._created = int(time.time())
-        self.metrics = EngineMetrics(spec.model.name, index, self._engine.stats)
-        self._outlet.on_end = self.metrics.ended
-        self._telling = ReplicaTelemetry(spec, index, self.metrics, self._outlet.may_scrape)
-        await self._telling.start()
 
     async def attach(self, address: str) -> ModelCard:
         """Connect to a gateway, so that it gets this replica's statistics, and tell it what is served.
@@ -108,16 +123,26 @@ class EngineReplica:
         # Serve awaits this, as long as the deployment's grace allows; one whose load failed has no engine.
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            # The gateways tell the clients of what is not done in time.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._drain_s):
-                    await self._outlet.drain()
+            await self._drain()
             await self._outlet.close()
             await self._telling.close()
             await asyncio.to_thread(engine.shutdown)
         journal = getattr(self, "_journal", None)
         if journal is not None:
             journal.close()
+
+    async def _drain(self) -> None:
+        """Let streams end; what is not done in time the gateways tell the clients of."""
+        draining = asyncio.create_task(self._outlet.drain())
+        end = time.monotonic() + self._drain_s
+        is_stopping = False
+        while not draining.done() and (left_s := end - time.monotonic()) > 0:
+            await asyncio.wait([draining], timeout=min(left_s, STOP_LOOK_S))
+            if not is_stopping and self._stop_file is not None and self._stop_file.exists():
+                is_stopping = True
+                end = min(end, time.monotonic() + self._stop_drain_s)
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
 
     def _submit(self, request: EngineRequest) -> None:
         """Give a gateway's request to the engine. Raises EngineError: it doesn't take it."""

@@ -4,6 +4,7 @@ DeploymentError
 ├── ChannelError        the token channel can't be used
 │   ├── FrameError      bytes that are no frame of ours, or of another version
 │   └── ChannelRefused  the peer did not prove that it holds the channel key
+├── EngineStartFault    an engine can't start; see `model_registry.start_faults`
 └── StartupError        the platform can't start; the message says what is wrong and the mend
 """
 

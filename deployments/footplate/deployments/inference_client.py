@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from footplate.deployments.channel.hub import EngineLink, TokenHub, TokenStream
 from footplate.deployments.replica_board import ReplicaBoard
+from footplate.deployments.specs import ModelTarget, application_of
 from footplate.engine.errors import EngineDead, EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
-from footplate.platform.ports import Journey, Placement
+from footplate.platform.ports import Journey, ModelNames, Placement
 from footplate.routing.types import Ranked
 
 logger = logging.getLogger(__name__)
 
 # An engine takes a request or refuses it in milliseconds; one that does neither is passed over for another.
 ANSWER_S = 2.0
+# A model that takes longer to start is asked for less often: it may be one that can't.
+MAX_QUICK_TRIES = 120
+SLOW_TRY_S = 1.0
 
 
 class EngineHandle(Protocol):
-    """What this client needs from one model's Serve application."""
+    """What this client needs from one Serve application: one generation of a model."""
 
     async def attach(self, address: str) -> list[ModelCard]:
         """Call `EngineReplica.attach` on every replica; cards of those that answer."""
@@ -94,8 +99,20 @@ class ChannelGeneration:
         self._stream = await self._client.place(self._model, self._request, tried, self._journey)
 
 
+@dataclass(slots=True)
+class _Generation:
+    """One generation of a model: who keeps its replicas attached, and its card once one has answered."""
+
+    attaching: asyncio.Task[None]
+    card: ModelCard | None = None
+
+
 class ChannelInferenceClient:
-    """Keeps the models' cards and attaches their replicas; see `ports.InferenceClient`."""
+    """Keeps the models' cards and attaches their replicas; see `ports.InferenceClient`.
+
+    Of the generations of a model that may run, the newest one that has answered serves; the others keep the
+    streams that they have.
+    """
 
     def __init__(
         self,
@@ -110,30 +127,48 @@ class ChannelInferenceClient:
         self._hub = hub
         self._board = board
         hub.listener = board
-        self._models = tuple(models)
+        self._targets = {model: ModelTarget(model) for model in models}
         self._find_handle = find_handle
         self._accept_s = accept_s
         self._refresh_s = refresh_s
-        self._handles: dict[str, EngineHandle] = {}
         self._cards: dict[str, ModelCard] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._generations: dict[str, dict[int, _Generation]] = {}
         # Requests that were run again elsewhere.
         self.num_moved = 0
 
     def start(self) -> None:
         """Begin to fetch the models' cards and to attach their replicas."""
-        for model in self._models:
-            self._spawn(self._keep_attached(model))
+        self.serve(tuple(self._targets.values()))
+
+    def serve(self, targets: Iterable[ModelTarget]) -> None:
+        """Serve these models and no others, from now on. Streams that have begun are not touched."""
+        self._targets = {target.name: target for target in targets}
+        for model in self._generations.keys() - self._targets.keys():
+            for each in self._generations.pop(model).values():
+                each.attaching.cancel()
+            self._cards.pop(model, None)
+            self._board.forget(model)
+        for model, target in self._targets.items():
+            known = self._generations.setdefault(model, {})
+            for generation in target.generations:
+                if generation not in known:
+                    attaching = asyncio.create_task(self._keep_attached(model, generation))
+                    known[generation] = _Generation(attaching)
 
     async def close(self) -> None:
         """Stop all background work."""
-        for task in list(self._tasks):
+        every = [each.attaching for known in self._generations.values() for each in known.values()]
+        for task in every:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*every, return_exceptions=True)
 
     def models(self) -> Mapping[str, ModelCard]:
         """The cards of the models whose replicas have answered, by name."""
         return self._cards
+
+    def starting(self) -> Collection[ModelNames]:
+        """The models that are to be served and of which no replica has answered yet."""
+        return [ModelNames(t.name, t.aliases) for t in self._targets.values() if t.name not in self._cards]
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:
         """The last statistics of each replica, by (model, engine index)."""
@@ -147,7 +182,7 @@ class ChannelInferenceClient:
         Raises:
             EngineError: the engine's refusal, `EngineDead`, or `EngineOverloaded` when none took it in time.
         """
-        if model not in self._models:
+        if model not in self._targets:
             raise EngineDead(f"no model named {model} is served here")
         journey = journey or Journey(model)
         stream = await self.place(model, request, set(), journey)
@@ -231,32 +266,47 @@ class ChannelInferenceClient:
     def _untried(self, model: str, tried: set[EngineLink]) -> bool:
         return any(link not in tried for link in self._board.links(model))
 
-    async def _keep_attached(self, model: str) -> None:
+    async def _keep_attached(self, model: str, generation: int) -> None:
         """Ask all replicas again and again: new ones must connect, and a new version brings a new card."""
+        handle: EngineHandle | None = None
+        num_tries = 0
         while True:
             try:
-                cards = await self._handle(model).attach(self._hub.address)
-                for card in cards:
-                    self._cards[model] = card
-                delay_s = self._refresh_s if cards else 0.1
+                if handle is None:
+                    handle = self._find_handle(application_of(model, generation))
+                cards = await handle.attach(self._hub.address)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 # No replica yet, or it died: the next round tries again. Requests learn of it by themselves.
                 logger.info("replicas of %s can't be attached yet: %s", model, type(error).__name__)
-                delay_s = 0.25
-            await asyncio.sleep(delay_s)
+                if self._is_over(model, generation):
+                    del self._generations[model][generation]
+                    return
+                num_tries += 1
+                await asyncio.sleep(0.25 if num_tries < MAX_QUICK_TRIES else SLOW_TRY_S)
+                continue
+            num_tries = 0
+            if not cards and self._is_over(model, generation):
+                del self._generations[model][generation]
+                return
+            for card in cards:
+                self._note_card(model, generation, card)
+            await asyncio.sleep(self._refresh_s if cards else 0.1)
 
-    def _handle(self, model: str) -> EngineHandle:
-        handle = self._handles.get(model)
-        if handle is None:
-            handle = self._handles[model] = self._find_handle(model)
-        return handle
+    def _note_card(self, model: str, generation: int, card: ModelCard) -> None:
+        known = self._generations[model]
+        is_first = known[generation].card is None
+        known[generation].card = card
+        newest = max(number for number, each in known.items() if each.card is not None)
+        if newest == generation:
+            self._cards[model] = card
+            if is_first:
+                self._board.use(model, generation)
 
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _is_over(self, model: str, generation: int) -> bool:
+        """Whether a generation that doesn't answer has been replaced by a newer one, which does."""
+        return any(number > generation and each.card for number, each in self._generations[model].items())
 
 
 def _placed(journey: Journey, ranked: Ranked) -> Journey:

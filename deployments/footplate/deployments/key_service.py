@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from footplate.platform.administration import AdminDesk
 from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.http.health import Readiness, ReadinessCheck
+from footplate.platform.model_desk import ModelDesk
 from footplate.platform.ports import Principal, UseReader
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
 from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore, connect
@@ -62,7 +63,7 @@ def _principal(holder: KeyHolder | None) -> Principal | None:
 class KeyService:
     """Owns the pools, the bus and the background work; belongs to one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a gateway, which callers name
         self,
         database_url: str,
         redis_url: str,
@@ -72,6 +73,8 @@ class KeyService:
         use: UseReader | None = None,
         source_header: str | None = None,
         billing: BillingDesk | None = None,
+        models: ModelDesk | None = None,
+        models_changed: Callable[[], None] = lambda: None,
     ) -> None:
         # Pools apart: administration that waits must hold up neither the keys of requests nor the polls.
         self._reader = PostgresKeyReader(database_url)
@@ -84,7 +87,11 @@ class KeyService:
         )
         self._bus = ValkeyChangeBus(redis_url) if redis_url else None
         self._follower = ChangeFollower(
-            self.keys, PostgresAdminStore(self._background), self._bus, threads=self._threads
+            self.keys,
+            PostgresAdminStore(self._background),
+            self._bus,
+            threads=self._threads,
+            models_changed=models_changed,
         )
         self.desk = AdminDesk(
             Administration(PostgresAdminStore(self._admin)),
@@ -94,6 +101,7 @@ class KeyService:
             default_quota=default_quota,
             source_header=source_header,
             billing=billing,
+            models=models,
         )
         self.authenticator = TenancyAuthenticator(self.keys)
         self._noting: asyncio.Task[None] | None = None

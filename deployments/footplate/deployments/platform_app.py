@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     from footplate.deployments.key_service import KeyService
     from footplate.deployments.limits import GatewayLimits
     from footplate.deployments.metering_service import MeteringService
+    from footplate.deployments.model_registry.service import ModelService
     from footplate.deployments.run_paths import RunPaths
     from footplate.deployments.telemetry_service import TelemetryService
     from footplate.platform.app import create_app, serve_batches
     from footplate.platform.use import LimiterUse
 
     settings = load_settings(Path(spec.config_file) if spec.config_file else None)
-    pipelines = PipelineProvider(Path(spec.data_dir) / "models")
+    models_dir = Path(spec.data_dir) / "models"
+    pipelines = PipelineProvider(models_dir)
     await asyncio.gather(*(_preload(pipelines, model) for model in settings.models))
     paths = RunPaths.of(Path(spec.data_dir))
     usage = MeteringService(spec.database_url, paths.usage_journal_dir, settings.billing)
@@ -46,6 +49,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         claims=usage.claims,
         keeper=usage.keeper,
     )
+    models = ModelService.of(spec, settings, client, models_dir, partial(_preload, pipelines))
     keys = KeyService(
         spec.database_url,
         spec.redis_url,
@@ -54,12 +58,16 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         use=LimiterUse(limits.limiter),
         source_header=spec.source_header,
         billing=books.desk,
+        models=models.desk if models is not None else None,
+        models_changed=models.changed if models is not None else _nothing,
     )
     batches = BatchService(spec.database_url, settings.storage.files_url, paths.data_dir, settings.batches)
     telemetry = TelemetryService.of("gateway", settings.telemetry)
     usage.start()
     limits.start()
     keys.start()
+    if models is not None:
+        models.start()
     app = create_app(
         settings,
         client,
@@ -80,8 +88,21 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     tracer = telemetry.telemetry.tracer
     batches.start(LineParts(endpoints, client, keys.authenticator, usage.writer, cascades, tracer))
     # What the gateway awaits once it has drained; reservations end when their events are durable.
-    app.state.closers = (batches.close, limits.close, usage.close, books.close, keys.close, telemetry.close)
+    closers = () if models is None else (models.close,)
+    app.state.closers = (
+        *closers,
+        batches.close,
+        limits.close,
+        usage.close,
+        books.close,
+        keys.close,
+        telemetry.close,
+    )
     return app
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
 
 
 async def _preload(pipelines: PipelineProvider, model: ModelSettings) -> None:

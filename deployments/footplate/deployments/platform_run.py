@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from footplate.deployments.batches.setup import prepare_batches
 from footplate.deployments.billing_setup import BillingSetup, prepare_books
@@ -25,10 +25,22 @@ from footplate.deployments.ports import RunPorts, require_free_port
 from footplate.deployments.ray_environment import STALL_S, find_haproxy, ray_arguments, ray_environment
 from footplate.deployments.run_lock import take_lock
 from footplate.deployments.run_paths import RunPaths
-from footplate.deployments.specs import PLATFORM_APP, GatewaySpec, ModelSpec, ReplicaSpec
+from footplate.deployments.specs import (
+    GATEWAY_APPLICATION,
+    MODEL_DRAIN_S,
+    PLATFORM_APP,
+    GatewaySpec,
+    ModelSpec,
+    ReplicaSpec,
+)
 from footplate.deployments.storage import prepare_storage
+from footplate.platform.model_registry import ServedModel
+from footplate.platform.settings import Settings
 from footplate.platform.telemetry.settings import TelemetrySettings
 from footplate.tenancy.secrets import MasterKey
+
+if TYPE_CHECKING:
+    from footplate.deployments.model_registry.running import RunningModels
 
 logger = logging.getLogger(__name__)
 EMBEDDED = "embedded"
@@ -50,6 +62,8 @@ class RunPlan:
     files_url: str = EMBEDDED
     master_key_file: Path | None = None
     config_file: str | None = None
+    # The configuration, where models may be added to it while the platform runs; that needs a database.
+    settings: Settings | None = None
     app_builder: str = PLATFORM_APP
     billing: BillingSetup = field(default_factory=BillingSetup)
     drain_s: float = 3.0  # how long a stop waits for open streams
@@ -92,6 +106,7 @@ class PlatformRun:
         self._valkey: EmbeddedValkey | None = None
         self._keeper: Keeper | None = None
         self._lock: IO[str] | None = None
+        self._models: RunningModels | None = None
         self._is_ray_up = False
         self._is_given_up = False
 
@@ -128,6 +143,8 @@ class PlatformRun:
         """Stop everything in order; whatever doesn't end by itself is killed. Safe after a failed start."""
         if self._lock is None:
             return
+        if self._models is not None:
+            self._models.close()
         if self._is_ray_up:
             self._stop_ray()
         self._end_strays()
@@ -170,10 +187,14 @@ class PlatformRun:
                 logger.warning("%s had died and was started again", type(server).__name__)
 
     def faults(self) -> dict[str, str]:
-        """Applications that failed to start, with the reason."""
+        """The gateway and models of the configuration that failed to start, with the reason."""
         from footplate.deployments.serve_platform import application_faults
 
-        return application_faults()
+        own = {GATEWAY_APPLICATION, *(model.name for model in self.plan.models)}
+        found = application_faults()
+        # One that the reconciler has ended is in no list of Serve's any more.
+        found |= self._models.reconciler.faults() if self._models is not None else {}
+        return {name: reason for name, reason in found.items() if name in own}
 
     def _clear_leftovers(self) -> None:
         """End what a killed run left behind; its database and Valkey are adopted later."""
@@ -182,6 +203,7 @@ class PlatformRun:
         for folder in (self.paths.ray_dir, self.paths.haproxy_dir):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
+        self.paths.stop_file.unlink(missing_ok=True)
         for left_socket in self.paths.run_dir.glob("gateway-*.sock"):
             left_socket.unlink(missing_ok=True)
 
@@ -231,30 +253,44 @@ class PlatformRun:
     def _deploy(self, storage: Future[None], valkey: Future[None]) -> None:
         from footplate.deployments.serve_platform import deploy_gateway, deploy_models, wait_for_controller
 
-        master_key_file = str(self.master_key_file)
-        models_dir = str(self.paths.data_dir / "models")
-        journal_dir = str(self.paths.engine_journal_dir)
-        specs = [
-            ReplicaSpec(
-                model,
-                master_key_file,
-                models_dir,
-                journal_dir=journal_dir,
-                publish_every_s=self.plan.publish_every_s,
-                drain_s=self.plan.drain_s,
-                telemetry=self.plan.telemetry,
-            )
-            for model in self.plan.models
-        ]
         with self.clock.measure("deploy"):
             wait_for_controller(is_given_up=lambda: self._is_given_up)
-            # Longer than a replica gives its streams, so that it ends by itself.
-            deploy_models(specs, graceful_s=self.plan.drain_s + 2.0)
+            deploy_models([self._replica_spec(model) for model in self.plan.models])
             storage.result()
             valkey.result()
+            self._prepare_models()
             deploy_gateway(
                 self._gateway_spec(), num_replicas=self.plan.gateway_replicas, graceful_s=self.plan.drain_s
             )
+        if self._models is not None:
+            self._models.start()
+
+    def _prepare_models(self) -> None:
+        """Make what adds and removes models while the platform runs."""
+        if self.plan.settings is None or not self.database_url:
+            return
+        from footplate.deployments.model_registry.running import RunningModels
+
+        models_dir = self.paths.data_dir / "models"
+        self._models = RunningModels(self.database_url, self.plan.settings, self._spec_of, models_dir)
+        self._models.prepare()
+
+    def _spec_of(self, model: ServedModel) -> ReplicaSpec:
+        return self._replica_spec(ModelSpec.of(model.settings), model.generation)
+
+    def _replica_spec(self, model: ModelSpec, generation: int = 1) -> ReplicaSpec:
+        return ReplicaSpec(
+            model,
+            str(self.master_key_file),
+            str(self.paths.data_dir / "models"),
+            journal_dir=str(self.paths.engine_journal_dir),
+            publish_every_s=self.plan.publish_every_s,
+            drain_s=MODEL_DRAIN_S,
+            stop_file=str(self.paths.stop_file),
+            stop_drain_s=self.plan.drain_s,
+            generation=generation,
+            telemetry=self.plan.telemetry,
+        )
 
     def _gateway_spec(self) -> GatewaySpec:
         return GatewaySpec(
@@ -267,6 +303,7 @@ class PlatformRun:
             source_header=SOURCE_HEADER if self.haproxy is not None else None,
             config_file=self.plan.config_file,
             data_dir=str(self.paths.data_dir),
+            has_registry=self._models is not None,
             app_builder=self.plan.app_builder,
         )
 
@@ -275,7 +312,11 @@ class PlatformRun:
 
         # Ray offers no deadline for this, so it runs beside one, on a thread that no exit waits for; the
         # strays are ended afterwards.
-        models = [model.name for model in self.plan.models]
+        models = {model.name for model in self.plan.models}
+        models |= self._models.reconciler.models() if self._models is not None else set()
+        # From here on replicas give their streams as long as a stop may take, and no longer.
+        with suppress(OSError):  # a full disk must not keep it from stopping
+            self.paths.stop_file.touch()
         stopping = threading.Thread(
             target=stop_ray, args=(models, self.plan.drain_s), name="stop-ray", daemon=True
         )

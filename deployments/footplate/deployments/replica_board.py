@@ -14,6 +14,7 @@ from typing import Protocol
 from footplate.deployments.channel import frames
 from footplate.deployments.channel.frames import Kind, Status
 from footplate.deployments.channel.hub import EngineLink
+from footplate.deployments.specs import generation_of
 from footplate.engine.prefix import PrefixHasher
 from footplate.engine.types import EngineRequest, EngineStats
 from footplate.routing.router import Decision, Router
@@ -54,13 +55,28 @@ class ReplicaBoard:
         self._clock = clock
         self._new_router = new_router
         self._metrics = metrics
-        self._models: dict[str, _Model] = {}
+        # By name and generation: another generation may have other weights, and another vocabulary.
+        self._models: dict[tuple[str, int], _Model] = {}
+        self._current: dict[str, int] = {}
         self._waiters: set[asyncio.Future[None]] = set()
         self._suspects: set[EngineLink] = set()
 
+    def use(self, model: str, generation: int) -> None:
+        """Let what is new go to this generation's replicas; what was placed elsewhere stays there."""
+        self._current[model] = generation
+        for key in [key for key in self._models if key[0] == model]:
+            self._drop_unused(key)
+        self._wake()
+
+    def forget(self, model: str) -> None:
+        """A model is served no longer."""
+        self._current.pop(model, None)
+        for key in [key for key in self._models if key[0] == model]:
+            self._drop_unused(key)
+
     def heard(self, link: EngineLink, status: Status) -> None:
         """A replica's statistics have come: it is there, and has so much to do."""
-        name, replica = link.label[0], ReplicaId(link.label[1])
+        name, replica = key_of(link), ReplicaId(link.label[1])
         model = self._models.get(name)
         if status.is_draining:
             if model is not None and model.links.get(replica) is link:
@@ -83,8 +99,7 @@ class ReplicaBoard:
 
     def blocks_changed(self, link: EngineLink, events: BlockEvents) -> None:
         """What a replica's cache has gained and lost. Where something is missing, all is asked for, once."""
-        name, replica = link.label[0], ReplicaId(link.label[1])
-        model = self._models.get(name)
+        model, replica = self._models.get(key_of(link)), ReplicaId(link.label[1])
         if model is None or model.links.get(replica) is not link:
             return
         if model.router.apply(replica, events):
@@ -105,7 +120,7 @@ class ReplicaBoard:
 
     def decide(self, model: str, request: EngineRequest, tried: Collection[EngineLink] = ()) -> Decision:
         """Whom to ask for a request, in order, but for those tried; nobody when no other replica is known."""
-        known = self._models.get(model)
+        known = self._known(model)
         if known is None:
             return Decision((), len(request.prompt_token_ids))
         began = time.perf_counter()
@@ -122,26 +137,28 @@ class ReplicaBoard:
 
     def link(self, model: str, replica: ReplicaId) -> EngineLink | None:
         """The connection to a replica."""
-        known = self._models.get(model)
+        known = self._models.get((model, generation_of(replica)))
         return None if known is None else known.links.get(replica)
 
     def links(self, model: str) -> Collection[EngineLink]:
         """Of all replicas of a model that can be asked."""
-        known = self._models.get(model)
+        known = self._known(model)
         return () if known is None else known.links.values()
 
     def placed(self, model: str, decision: Decision, chosen: Ranked) -> None:
         """A replica is being asked."""
-        known = self._models.get(model)
+        known = self._models.get((model, generation_of(chosen.replica)))
         if known is not None:
             known.router.placed(decision, chosen, self._clock())
 
     def index_sizes(self) -> dict[str, tuple[int, int]]:
         """Of each model: keys in the index, and events that got lost on their way."""
-        return {
-            name: (len(model.router.index), model.router.index.num_gaps)
-            for name, model in self._models.items()
-        }
+        found = {}
+        for name in {name for name, _ in self._models}:
+            model = self._known(name)
+            if model is not None:
+                found[name] = len(model.router.index), model.router.index.num_gaps
+        return found
 
     async def wait_for_news(self) -> None:
         """Return when a replica is heard of."""
@@ -152,16 +169,28 @@ class ReplicaBoard:
         finally:
             self._waiters.discard(waiter)
 
+    def _known(self, model: str) -> _Model | None:
+        """The generation that serves."""
+        return self._models.get((model, self._current.get(model, 1)))
+
+    def _drop_unused(self, key: tuple[str, int]) -> None:
+        """Forget a generation that has no replica any more, unless it is the one that serves."""
+        if not self._models[key].links and self._current.get(key[0]) != key[1]:
+            del self._models[key]
+
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     def _forget(self, link: EngineLink) -> None:
-        name, replica = link.label[0], ReplicaId(link.label[1])
-        model = self._models.get(name)
-        if model is not None and model.links.get(replica) is link:
+        key, replica = key_of(link), ReplicaId(link.label[1])
+        model = self._models.get(key)
+        if model is None:
+            return
+        if model.links.get(replica) is link:
             self._remove(model, replica)
+        self._drop_unused(key)
 
     @staticmethod
     def _ask_for_all(model: _Model, replica: ReplicaId, link: EngineLink) -> None:
@@ -173,6 +202,12 @@ class ReplicaBoard:
         model.links.pop(replica, None)
         model.asked.discard(replica)
         model.router.remove(replica)
+
+
+def key_of(link: EngineLink) -> tuple[str, int]:
+    """The model and the generation of it that a replica serves."""
+    model, label = link.label
+    return model, generation_of(label)
 
 
 def load_of(stats: EngineStats) -> ReplicaLoad:

@@ -79,6 +79,11 @@ class RunPaths:
     def haproxy_dir(self) -> Path:
         return self.run_dir / "h"
 
+    @property
+    def stop_file(self) -> Path:
+        """Is there from the moment at which the run begins to stop."""
+        return self.run_dir / "stopping"
+
     def make(self) -> None:
         """Make all folders, private to this user.
 

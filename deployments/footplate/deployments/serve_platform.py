@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -19,10 +19,17 @@ from footplate.deployments.engine_replica import EngineReplica
 from footplate.deployments.errors import StartupError
 from footplate.deployments.gateway import Gateway
 from footplate.deployments.leftovers import wait_until
-from footplate.deployments.specs import ENGINE_DEPLOYMENT, GatewaySpec, ReplicaSpec
+from footplate.deployments.specs import (
+    ENGINE_DEPLOYMENT,
+    GATEWAY_APPLICATION,
+    MODEL_DRAIN_S,
+    GatewaySpec,
+    ReplicaSpec,
+    application_of,
+    model_of,
+)
 from footplate.engine.config import EngineConfig
 
-GATEWAY_APPLICATION = "gateway"
 GATEWAY_DEPLOYMENT = "Gateway"
 # The engine queues and refuses; Serve's own queue must never be the one that fills.
 MAX_ONGOING_REQUESTS = 100_000
@@ -123,11 +130,15 @@ def _has_controller() -> bool:
     return True
 
 
-def deploy_models(specs: Sequence[ReplicaSpec], *, graceful_s: float) -> None:
-    """Deploy or change models and return at once; other applications are not touched."""
+def deploy_models(specs: Sequence[ReplicaSpec], *, graceful_s: float = MODEL_DRAIN_S + 2.0) -> None:
+    """Deploy generations of models and return at once; other applications are not touched.
+
+    `graceful_s` is longer than a replica gives its streams, so that it ends by itself.
+    """
     num_gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
     applications = [model_application(spec, num_gpus=num_gpus, graceful_s=graceful_s) for spec in specs]
-    _deploy([RunTarget(a, spec.model.name, None) for a, spec in zip(applications, specs, strict=True)])
+    names = [application_of(spec.model.name, spec.generation) for spec in specs]
+    _deploy([RunTarget(a, name, None) for a, name in zip(applications, names, strict=True)])
 
 
 def deploy_gateway(spec: GatewaySpec, *, num_replicas: int, graceful_s: float) -> None:
@@ -165,22 +176,27 @@ def dead_daemons() -> list[str]:
     return sorted(kinds & {"raylet", "gcs_server"})
 
 
-def stop_ray(models: Sequence[str], drain_s: float) -> None:
-    """Stop Serve and the cluster that this process started; streams have `drain_s` to end."""
+def stop_ray(models: Collection[str], drain_s: float) -> None:
+    """Stop these models, Serve and the cluster that this process started; streams have `drain_s` to end."""
     # The driver prints complaints of calls that the shutdown itself cuts off.
     with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
         _shut_down(models, drain_s)
 
 
-def _shut_down(models: Sequence[str], drain_s: float) -> None:
+def _applications_of(models: Collection[str]) -> set[str]:
+    """Every generation of them that is there."""
+    return {name for name in serve.status().applications if model_of(name)[0] in models}
+
+
+def _shut_down(models: Collection[str], drain_s: float) -> None:
     if not ray.is_initialized():
         # Serve's calls would start a new cluster, only to stop it.
         return
     try:
         # Engines go first: what they can't end in time ends with an error that the gateway still can tell.
-        for model in models:
-            serve.delete(model, _blocking=False)
-        wait_until(lambda: not set(models) & serve.status().applications.keys(), drain_s + 3.0, every_s=0.1)
+        for application in _applications_of(models):
+            serve.delete(application, _blocking=False)
+        wait_until(lambda: not _applications_of(models), drain_s + 3.0, every_s=0.1)
         serve.shutdown()  # type: ignore[no-untyped-call]
     finally:
         ray.shutdown()

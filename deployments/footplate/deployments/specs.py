@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 
 from footplate.deployments.engine_port import REAL_ENGINE
 from footplate.engine.config import EngineConfig
+from footplate.platform.settings import ModelSettings
 from footplate.platform.telemetry.settings import TelemetrySettings
 
 # Serve's name of the one deployment in each model's application.
 ENGINE_DEPLOYMENT = "Engine"
 PLATFORM_APP = "footplate.deployments.platform_app:build"
+GATEWAY_APPLICATION = "gateway"
+# How long open answers of a model may go on that is replaced or removed.
+MODEL_DRAIN_S = 600.0
+_GENERATION_MARK = "~"  # in no model's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,52 @@ class ModelSpec:
     min_replicas: int = 1
     max_replicas: int = 1
     loader: str = REAL_ENGINE  # `module:attribute` of an EngineLoader
+
+    @classmethod
+    def of(cls, model: ModelSettings) -> ModelSpec:
+        """What an entry of the configuration, or of the registry, asks for."""
+        return cls(
+            name=model.name,
+            source=model.source,
+            engine=model.engine.to_config(),
+            aliases=model.aliases,
+            chat_template_file=model.chat_template,
+            min_replicas=model.replicas.min,
+            max_replicas=model.replicas.max,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """A model that gateways are to serve: its names, and the generations of it that may run, newest first."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    generations: tuple[int, ...] = (1,)
+
+
+def application_of(model: str, generation: int) -> str:
+    """Serve's name of one generation of a model. The first one's is the model's own, unless that is taken."""
+    if generation == 1 and model != GATEWAY_APPLICATION:
+        return model
+    return f"{model}{_GENERATION_MARK}{generation}"
+
+
+def model_of(application: str) -> tuple[str, int]:
+    """The model and the generation that an application's name stands for."""
+    model, mark, generation = application.rpartition(_GENERATION_MARK)
+    return (model, int(generation)) if mark and generation.isdecimal() else (application, 1)
+
+
+def replica_label(generation: int, index: str) -> str:
+    """A replica's name among all that serve its model: its place, behind its generation but for the first."""
+    return index if generation == 1 else f"{generation}.{index}"
+
+
+def generation_of(label: str) -> int:
+    """The generation that a replica's label tells of."""
+    generation, dot, _ = label.partition(".")
+    return int(generation) if dot and generation.isdecimal() else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +92,10 @@ class ReplicaSpec:
     publish_every_s: float = 0.05
     # How long a replica that is told to stop lets its streams go on; then they end with an error.
     drain_s: float = 3600.0
+    # Once this file is there the whole platform stops, and streams have `stop_drain_s` from then on.
+    stop_file: str | None = None
+    stop_drain_s: float = 3.0
+    generation: int = 1
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
 
@@ -58,4 +113,6 @@ class GatewaySpec:
     source_header: str | None = None
     config_file: str | None = None
     data_dir: str = ""
+    # Whether models may be added and removed while the platform runs; somebody has to reconcile them.
+    has_registry: bool = False
     app_builder: str = PLATFORM_APP

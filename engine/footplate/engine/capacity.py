@@ -148,6 +148,28 @@ def capacity(shape: ModelConfig, device: Device, demand: Demand, num_gpus: int =
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LeastMemory:
+    """Bytes without which a model can't start on one device."""
+
+    weight_bytes: int
+    kv_bytes: int
+    other_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.kv_bytes + self.other_bytes
+
+
+def least_memory(
+    shape: ModelConfig, weight_bytes: float, kv_type: str, tokens: int, *, is_gpu: bool
+) -> LeastMemory:
+    """What one replica takes at least. `weight_bytes` of one weight; quantised ones have no whole number."""
+    kv_bytes = kv_bytes_per_token(shape, KV_BYTES[kv_type]) * tokens
+    return LeastMemory(int(count_parameters(shape) * weight_bytes), kv_bytes, OVERHEAD_BYTES if is_gpu else 0)
+
+
 def fewest_gpus(shape: ModelConfig, device: Device, demand: Demand) -> Capacity | None:
     """The smallest tensor-parallel group (1, 2, 4, …) on which one context fits; None below 64 devices."""
     num_gpus = 1

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from footplate.platform.billing_desk import LONG_S, BillingDesk
+from footplate.platform.model_desk import ModelDesk
 from footplate.platform.ports import UseReader
 from footplate.tenancy.admin.administration import Administration, Changed, Enclosing, IdempotentRequest
 from footplate.tenancy.admin.audit import AuditRecord, Caller
@@ -43,7 +44,8 @@ class AdminDesk:
     """What the admin endpoints work with.
 
     `pepper` hashes new keys; `default_quota` is shown, not stored; `use` says what callers have used.
-    `billing`: reports, prices and months; None where no books are kept.
+    `billing`: reports, prices and months; None where no books are kept. `models`: what adds and removes them;
+    None where they are what the platform was deployed with.
     `source_header`: where the proxy in front says from which address a request came; None without one.
     """
 
@@ -54,6 +56,7 @@ class AdminDesk:
     default_quota: Quota = UNLIMITED
     source_header: str | None = None
     billing: BillingDesk | None = field(default=None, repr=False)
+    models: ModelDesk | None = field(default=None, repr=False)
     now: Callable[[], datetime] = _utc_now
     _refusals: RefusalBudget = field(default_factory=RefusalBudget, repr=False)
     _threads: ThreadPoolExecutor = field(
@@ -81,6 +84,23 @@ class AdminDesk:
 
         async def make() -> Changed:
             return await self._run(self._threads, lambda: self.administration.change(caller, work, request))
+
+        return await self._told(make)
+
+    async def change_within(
+        self,
+        caller: Caller,
+        enclosing: Enclosing[_Answer],
+        work: Callable[[Writer, _Answer], dict[str, object]],
+        request: IdempotentRequest | None = None,
+    ) -> Changed:
+        """As `Administration.change_enclosed`."""
+
+        async def make() -> Changed:
+            return await self._run(
+                self._threads,
+                lambda: self.administration.change_enclosed(caller, enclosing, work, request),
+            )
 
         return await self._told(make)
 

@@ -17,7 +17,7 @@ from footplate.platform.idempotency import RequestClaims
 from footplate.platform.metering import Metering
 from footplate.platform.metrics import LimitMetrics
 from footplate.platform.models import NO_SUCH_MODEL
-from footplate.platform.ports import Principal
+from footplate.platform.ports import ModelNames, Principal
 from footplate.platform.settlement import Hold, Running, Settlement
 from footplate.tenancy.errors import SpendUnknown
 from footplate.tenancy.limiter.decisions import (
@@ -130,13 +130,13 @@ def authorise(principal: Principal, card: ModelCard) -> None:
         raise ModelNotFound(NO_SUCH_MODEL)
 
 
-def may_use(principal: Principal, card: ModelCard) -> bool:
+def may_use(principal: Principal, card: ModelCard | ModelNames) -> bool:
     """Whether a principal may know of a model."""
     quotas = (principal.tenant_quota, principal.key_quota or UNLIMITED)
     return all(quota.allows(*_names(card)) for quota in quotas)
 
 
-def _names(card: ModelCard) -> tuple[str, ...]:
+def _names(card: ModelCard | ModelNames) -> tuple[str, ...]:
     return (card.name, *card.aliases)
 
 

@@ -5,7 +5,7 @@ Adapters live in `deployments` (Ray, channel) and `tenancy` (PostgreSQL); tests 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,6 +91,14 @@ class Generation(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What clients may call a model."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+
 class InferenceClient(Protocol):
     """The gateway's way to the engines."""
 
@@ -107,7 +115,11 @@ class InferenceClient(Protocol):
         ...
 
     def models(self) -> Mapping[str, ModelCard]:
-        """The served models by name (no aliases), as last heard from the registry."""
+        """The served models by name (no aliases): those of which a replica has answered."""
+        ...
+
+    def starting(self) -> Collection[ModelNames]:
+        """The models that are to be served and of which no replica has answered yet."""
         ...
 
     def stats(self) -> Mapping[tuple[str, str], EngineStats]:

@@ -42,6 +42,9 @@ class Action(StrEnum):
     READ_KEY_QUOTA = "key_quota.read"
     SET_KEY_QUOTA = "key_quota.set"
     READ_MODELS = "models.read"
+    ADD_MODEL = "model.add"
+    RELOAD_MODEL = "model.reload"
+    REMOVE_MODEL = "model.remove"
     READ_ROUTES = "routes.read"
     READ_AUDIT = "audit.read"
     READ_HEALTH = "health.read"
@@ -87,6 +90,9 @@ MATRIX: Mapping[Action, Mapping[Role, Reach]] = MappingProxyType(
         Action.READ_MODELS: {_ADMIN: _ALL, _AUDITOR: _ALL},
         # What routes saved is money, so finance sees them too.
         Action.READ_ROUTES: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL},
+        Action.ADD_MODEL: {_ADMIN: _ALL},
+        Action.RELOAD_MODEL: {_ADMIN: _ALL},
+        Action.REMOVE_MODEL: {_ADMIN: _ALL},
         Action.READ_AUDIT: {_ADMIN: _ALL, _AUDITOR: _ALL},
         Action.READ_HEALTH: {_ADMIN: _ALL, _AUDITOR: _ALL},
         Action.READ_USAGE: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},

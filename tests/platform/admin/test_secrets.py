@@ -82,7 +82,7 @@ def test_a_keys_text_is_nowhere_but_in_the_answer_that_made_it(
 
 def misuse(world: World, route: AdminRoute, text: str) -> list[str]:
     """A key's text in the path, in the query, in a header and in every field of the body."""
-    names = ("tenant_id", "key_id", "period_id", "price_id", "export_id", "route_name")
+    names = ("tenant_id", "key_id", "period_id", "price_id", "export_id", "route_name", "model_name")
     path = route.path.replace(":path}", "}").format(**dict.fromkeys(names, text))
     spare = world.add_key(Role.MEMBER, world.other)
     real = world.path(route, tenant_id=world.other, key_id=spare.split("_")[1])
@@ -91,6 +91,9 @@ def misuse(world: World, route: AdminRoute, text: str) -> list[str]:
     bodies += [{name: value} for name in fields for value in ([text], {text: ""}, {text: {}}, {"m": text})]
     bodies += [{"per_model": {text: {"tokens_per_day": value}}} for value in (1, -1, 10**16)]
     bodies += [{"name": "x", name: text} for name in fields] + [{text: text}, text, text.encode()]
+    model = {"name": "x", "source": "package:x"}
+    bodies += [{**model, name: text} for name in fields] + [{**model, "source": f"package:{text}"}]
+    bodies += [{**model, "engine": {"device": text}}, {**model, "aliases": [text]}]
     answers = [world.call(route.method, path), world.call(route.method, f"{real}?{text}={text}")]
     for name in route.parameters:
         answers.append(world.call(route.method, f"{real}?{name}={text}"))

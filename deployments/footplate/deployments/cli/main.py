@@ -23,6 +23,7 @@ from footplate.platform.cli.audit import audit
 from footplate.platform.cli.chat import chat
 from footplate.platform.cli.errors import CommandError
 from footplate.platform.cli.keys import key_commands
+from footplate.platform.cli.models import model_commands
 from footplate.platform.cli.periods import period_commands, reconcile
 from footplate.platform.cli.prices import price_commands
 from footplate.platform.cli.quotas import quota_commands
@@ -44,6 +45,7 @@ application.command()(serve)
 application.command()(doctor)
 application.command()(chat)
 application.command()(audit)
+application.add_typer(model_commands, name="models")
 application.add_typer(tenant_commands, name="tenants")
 application.add_typer(key_commands, name="keys")
 application.add_typer(quota_commands, name="quotas")

@@ -17,11 +17,12 @@ import typer
 from footplate.deployments.billing_setup import BillingSetup
 from footplate.deployments.errors import StartupError
 from footplate.deployments.logs import configure_logging
+from footplate.deployments.model_registry.start_faults import MARK, find_reason
 from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.ports import find_free_port
 from footplate.deployments.specs import ModelSpec
 from footplate.platform.price_settings import prices_file
-from footplate.platform.settings import ModelSettings, Settings, config_file, data_dir, load_settings
+from footplate.platform.settings import Settings, config_file, data_dir, load_settings
 
 SUPERVISE_S = 2.0
 
@@ -75,7 +76,7 @@ def plan_from_settings(
     key_file = settings.security.master_key_file
     return RunPlan(
         data_dir=state,
-        models=tuple(_model_spec(model) for model in settings.models),
+        models=tuple(ModelSpec.of(model) for model in settings.models),
         host=wanted_host,
         port=wanted_port or find_free_port(),
         gateway_replicas=settings.server.gateway_replicas,
@@ -88,6 +89,7 @@ def plan_from_settings(
         files_url=settings.storage.files_url,
         master_key_file=Path(key_file).expanduser() if key_file else None,
         config_file=str(file.absolute()) if file else None,
+        settings=settings,
         billing=_billing_setup(settings, file),
     )
 
@@ -99,18 +101,6 @@ def _billing_setup(settings: Settings, file: Path | None) -> BillingSetup:
         billing.currency,
         billing.timezone,
         None if billing.prices is None else prices_file(billing.prices, file),
-    )
-
-
-def _model_spec(model: ModelSettings) -> ModelSpec:
-    return ModelSpec(
-        name=model.name,
-        source=model.source,
-        engine=model.engine.to_config(),
-        aliases=model.aliases,
-        chat_template_file=model.chat_template,
-        min_replicas=model.replicas.min,
-        max_replicas=model.replicas.max,
     )
 
 
@@ -180,7 +170,7 @@ def _raise_on_fault(run: PlatformRun) -> None:
     for application, reason in run.faults().items():
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
         # The last line of a traceback is the error itself.
-        last = lines[-1][:500] if lines else "no reason given"
+        last = find_reason(reason) if MARK in reason else (lines[-1][:500] if lines else "no reason given")
         raise StartupError(f"{application} can't start: {last}", f"see {run.paths.log_dir}/ray/serve")
 
 

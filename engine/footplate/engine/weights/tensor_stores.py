@@ -7,19 +7,17 @@ rotary rows half-split, norm weights with their 1 already added.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from footplate.engine.errors import LoadError
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.gguf_tensors import Bytes, StoredRows, dequantise, half_split_rows, is_quantised
+from footplate.engine.weights.inspection import checked_folder, checked_gguf
 from footplate.engine.weights.model_config import ModelConfig
-from footplate.engine.weights.safetensors import read_folder
-from footplate.engine.weights.streaming import FLOAT_TYPES, Placement, stream
-from footplate.engine.weights.tensor_names import gguf_names, hf_names, tensor_shapes
+from footplate.engine.weights.streaming import Placement, stream
+from footplate.engine.weights.tensor_names import tensor_shapes
 
 
 class TensorStore(Protocol):
@@ -54,9 +52,7 @@ class GgufStore:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._config = config
-        self._names = gguf_names(config)
-        found = {name: info.shape for name, info in file.tensors.items() if name != "rope_freqs.weight"}
-        check_tensors(file.path, self._names, tensor_shapes(config), found)
+        self._names = checked_gguf(file, config)
         self.num_bytes = sum(file.raw(name).nbytes for name in self._names.values())
 
     def place(self, name: str, target: torch.Tensor, rounded_to: torch.dtype | None = None) -> None:
@@ -89,23 +85,13 @@ class SafetensorsStore:
     They are read all together by `complete`, straight to where they are used.
 
     Raises:
-        LoadError: as GgufStore; also a file that is missing, damaged or outside the folder, and a tensor of a
-            type that is no float.
+        LoadError: see `checked_folder`.
     """
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        self._names = hf_names(config)
         self._norm_offset = 1.0 if config.architecture == "gemma3" else 0.0
-        self._stored = read_folder(folder)
         self._placements: list[Placement] = []
-        shapes = {name: stored.shape for name, stored in self._stored.items()}
-        check_tensors(folder, self._names, tensor_shapes(config), _without_derived(shapes, config))
-        for file_name in self._names.values():
-            stored = self._stored[file_name]
-            if stored.dtype not in FLOAT_TYPES:
-                raise LoadError(
-                    f"{stored.path}: tensor {file_name!r} is {stored.dtype}; F32, F16 or BF16 is needed"
-                )
+        self._names, self._stored = checked_folder(folder, config)
         self.num_bytes = sum(self._stored[file_name].num_bytes for file_name in self._names.values())
 
     def place(self, name: str, target: torch.Tensor, rounded_to: torch.dtype | None = None) -> None:
@@ -156,38 +142,3 @@ class DummyStore:
 def fill(target: torch.Tensor, values: torch.Tensor, rounded_to: torch.dtype | None) -> None:
     """Copy values, rounded to a type on the way if one is given."""
     target.copy_(values if rounded_to is None else values.to(rounded_to))
-
-
-def check_tensors(
-    path: Path,
-    names: Mapping[str, str],
-    wanted: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
-) -> None:
-    """Raise LoadError unless the file holds exactly the wanted tensors in the wanted shapes."""
-    unknown = sorted(set(found) - set(names.values()))
-    if unknown:
-        raise LoadError(f"{path}: {_listed('tensor', unknown)} not part of this architecture")
-    missing = sorted(set(names.values()) - set(found))
-    if missing:
-        raise LoadError(f"{path}: {_listed('tensor', missing)} missing")
-    for name, file_name in names.items():
-        if tuple(found[file_name]) != wanted[name]:
-            raise LoadError(
-                f"{path}: tensor {file_name!r} has shape {list(found[file_name])}, "
-                f"the config asks for {list(wanted[name])}"
-            )
-
-
-def _listed(noun: str, names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{noun} {shown}{rest} is" if len(names) == 1 else f"{noun}s {shown}{rest} are"
-
-
-def _without_derived(found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Drop what older exports write beside the weights: rotary tables, and the copy of a tied head."""
-    derived = {name for name in found if name.endswith("rotary_emb.inv_freq")}
-    if config.tied_embeddings:
-        derived.add("lm_head.weight")
-    return {name: shape for name, shape in found.items() if name not in derived}

@@ -9,11 +9,11 @@ from functools import partial
 
 from starlette.requests import Request
 
-from footplate.engine.errors import InvalidRequest, LoadError
+from footplate.engine.errors import EngineOverloaded, InvalidRequest, LoadError
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import BATCH_PRIORITY, ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
-from footplate.platform.admission import Admission, Terms, authorise, terms_of_either
+from footplate.platform.admission import Admission, Terms, authorise, may_use, terms_of_either
 from footplate.platform.admitted_run import AdmittedRun
 from footplate.platform.cascade_run import CascadeRun
 from footplate.platform.errors import ModelNotFound, UnsupportedParameter
@@ -32,6 +32,9 @@ from footplate.platform.telemetry.genai_metrics import GenAiMetrics
 from footplate.platform.telemetry.inference import InferenceRecord
 from footplate.routing.cascade import Cascade, CascadeReason, ConfidenceGate, Decision, Target, decide
 from footplate.routing.prompt_facts import PromptFacts
+
+# A model starts within seconds, or reports why it can't.
+STARTING_RETRY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Gateway:
             if usable_targets(self.cascades[name], principal, models) is None:
                 raise ModelNotFound(NO_SUCH_MODEL)
             raise InvalidRequest("This is a route, which has no tokenizer; name one of its models.", "model")
-        card = find_model(models, name)
+        card = self._served(principal, name)
         authorise(principal, card)
         note_model(request.scope, card.name)
         return card, await self._pipeline(card)
@@ -130,6 +133,18 @@ class Gateway:
         if legs[0].card is not targets.cards[0]:
             decision = Decision(Target.LARGE, CascadeReason.SMALL_REFUSED)
         return Plan(name, tuple(legs), cascade, decision)
+
+    def _served(self, principal: Principal, name: str) -> ModelCard:
+        """The model of that name or alias. Raises EngineOverloaded for one that is still to come."""
+        try:
+            return find_model(self.client.models(), name)
+        except ModelNotFound:
+            for coming in self.client.starting():
+                if name in (coming.name, *coming.aliases) and may_use(principal, coming):
+                    raise EngineOverloaded(
+                        "no replica of this model serves yet; try again in a moment", STARTING_RETRY_S
+                    ) from None
+            raise
 
     async def _pipeline(self, card: ModelCard) -> TextPipeline:
         return self.pipelines.loaded(card) or await self.pipelines.get(card)

@@ -31,6 +31,7 @@ class TargetKind(StrEnum):
     PRICES = "prices"
     PERIOD = "period"
     EXPORT = "export"
+    MODEL = "model"
 
 
 class Outcome(StrEnum):

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from footplate.platform.http.admin.billing_endpoints import billing_routes
 from footplate.platform.http.admin.exchange import PAGE_PARAMETERS, PREFIX, AdminExchange, AdminRoute, listed
+from footplate.platform.http.admin.model_endpoints import model_routes
 from footplate.platform.http.admin.route_endpoints import route_routes
 from footplate.platform.http.admin.schemas import (
     AuditAnswer,
@@ -16,7 +17,6 @@ from footplate.platform.http.admin.schemas import (
     HealthAnswer,
     KeyAnswer,
     KeyBody,
-    ModelAnswer,
     NewKeyAnswer,
     QuotaAnswer,
     QuotaBody,
@@ -149,26 +149,6 @@ def _written(exchange: AdminExchange) -> dict[str, Any]:
     return exchange.body.model_dump(exclude_unset=True)
 
 
-async def list_models(exchange: AdminExchange) -> Response:
-    """The models that are served now."""
-    client = exchange.gateway.client
-    stats = client.stats()
-    data = [
-        {
-            "id": card.name,
-            "object": "model",
-            "aliases": list(card.aliases),
-            "source": card.source,
-            "created": card.created,
-            "max_model_len": card.max_model_len,
-            "dtype": card.dtype,
-            "num_replicas": sum(model == card.name for model, _ in stats),
-        }
-        for card in client.models().values()
-    ]
-    return listed(data, has_more=False)
-
-
 async def list_records(exchange: AdminExchange) -> Response:
     """Audit records in the order in which changes took hold; `order=desc` begins with the last."""
     page, tenant_id, target_id = exchange.page(), exchange.query("tenant_id"), exchange.query("target_id")
@@ -206,7 +186,7 @@ def admin_routes(checks: Mapping[str, ReadinessCheck]) -> tuple[AdminRoute, ...]
         AdminRoute("PUT", f"{tenant}/quota", a.SET_TENANT_QUOTA, set_tenant_quota, QuotaAnswer, QuotaBody),
         AdminRoute("GET", f"{key}/quota", a.READ_KEY_QUOTA, show_key_quota, QuotaAnswer),
         AdminRoute("PUT", f"{key}/quota", a.SET_KEY_QUOTA, set_key_quota, QuotaAnswer, QuotaBody),
-        AdminRoute("GET", f"{PREFIX}/models", a.READ_MODELS, list_models, ModelAnswer, is_list=True),
+        *model_routes(),
         AdminRoute(
             "GET",
             f"{PREFIX}/audit",

@@ -120,6 +120,12 @@ class AdminExchange:
         """The same of a change of the books: it is committed with its record, or not at all."""
         return _changed(await self.desk.change_books(self.caller, enclosing, work, self._idempotent()))
 
+    async def change_within(
+        self, enclosing: Enclosing[_Done], work: Callable[[Writer, _Done], dict[str, Any]]
+    ) -> Response:
+        """The same of a change of another store on the same database."""
+        return _changed(await self.desk.change_within(self.caller, enclosing, work, self._idempotent()))
+
     def _idempotent(self) -> IdempotentRequest | None:
         key = self.request.headers.get("idempotency-key")
         if key is None:
@@ -175,7 +181,7 @@ async def answer(route: AdminRoute, desk: AdminDesk, gateway: Gateway, request: 
         refusal = api_error(error)
         # One that failed by a fault of ours too. Without the database there is nowhere to write.
         if route.is_change and not isinstance(error, StoreUnavailable):
-            target = _target(request)
+            target = _target(request, gateway)
             await desk.note_refusal(
                 AuditRecord(route.action, Outcome.REFUSED, caller, target, code=refusal.code)
             )
@@ -230,9 +236,11 @@ def _path_id(request: Request, name: str, form: re.Pattern[str]) -> str:
     return value
 
 
-def _target(request: Request) -> Target | None:
-    """What a path names, if that can be an id."""
+def _target(request: Request, gateway: Gateway) -> Target | None:
+    """What a path names, if that can be an id, or is a model that is served."""
     parameters: Mapping[str, Any] = request.path_params
+    if (model := str(parameters.get("model_name", ""))) in gateway.client.models():
+        return Target(TargetKind.MODEL, model)
     tenant_id, key_id = str(parameters.get("tenant_id", "")), str(parameters.get("key_id", ""))
     if TENANT_ID.fullmatch(tenant_id):
         return Target(TargetKind.TENANT, tenant_id, tenant_id)

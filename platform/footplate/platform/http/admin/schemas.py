@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from footplate.platform.http.schemas import Body
+from footplate.platform.model_registry import ModelState
+from footplate.platform.settings import ModelSettings
 from footplate.tenancy.admin.keys import DEFAULT_OVERLAP_S
 from footplate.tenancy.api_keys import Role
 
@@ -62,6 +64,10 @@ class RotationBody(Body):
 
     overlap_s: int = DEFAULT_OVERLAP_S
     expires_at: _Time | None = None
+
+
+class ModelBody(ModelSettings, Body):
+    """`POST /models`: as an entry of the configuration's `models`."""
 
 
 class EmptyBody(Body):
@@ -155,14 +161,28 @@ class QuotaAnswer(Answer):
 
 
 class ModelAnswer(Answer):
+    """`origin`: `file`, the configuration, or `api`. Only a replica knows `created` and what follows it."""
+
     id: str
     object: Literal["model"]
+    name: str
     aliases: list[str]
-    source: str
-    created: int
-    max_model_len: int
-    dtype: str
+    source: str | None
+    chat_template: str | None
+    engine: dict[str, Any] | None
+    replicas: dict[str, Any] | None
+    origin: Literal["file", "api"]
+    state: ModelState
+    reason: str | None
+    retry_at: str | None
+    generation: int
+    serving_generation: int | None
     num_replicas: int
+    changed_by: str | None
+    changed_at: str | None
+    created: int | None
+    max_model_len: int | None
+    dtype: str | None
 
 
 class ActorAnswer(Answer):
@@ -172,7 +192,7 @@ class ActorAnswer(Answer):
 
 
 class TargetAnswer(Answer):
-    kind: Literal["tenant", "key", "prices", "period", "export"]
+    kind: Literal["tenant", "key", "prices", "period", "export", "model"]
     id: str
 
 

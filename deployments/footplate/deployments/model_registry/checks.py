@@ -1,0 +1,138 @@
+"""What is wrong with a model before anything of it starts: its files, its text, and whether it fits."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from footplate.deployments.model_registry.start_faults import safe_text
+from footplate.deployments.specs import ModelSpec
+from footplate.engine.capacity import GIB, LeastMemory, least_memory
+from footplate.engine.config import EngineConfig
+from footplate.engine.errors import LoadError
+from footplate.engine.text.pipeline import TextPipeline
+from footplate.engine.weights.inspection import SourceFacts, inspect_source
+from footplate.engine.weights.source import resolve_source
+from footplate.platform.settings import ModelSettings
+from footplate.tenancy.errors import Conflict, InvalidValue
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_NVIDIA_SMI_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Memory in bytes that a replica could have: of the largest GPU (0: there is none), and what the system
+    has left."""
+
+    gpu_bytes: int
+    free_bytes: int
+
+
+def read_machine() -> Machine:
+    """This machine, as it is now."""
+    return Machine(_gpu_bytes(), _free_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChecker:
+    """Checks models on the machine that is to run them. Blocks for as long as headers and tokenizer take."""
+
+    models_dir: Path
+
+    def check(self, model: ModelSettings) -> None:
+        """Refuse what can't start.
+
+        Raises:
+            InvalidValue: the source or the template can't be used; names the field.
+            Conflict: the machine has not the memory for it; says how much it takes and how much there is.
+        """
+        try:
+            facts = inspect_source(resolve_source(model.source, self.models_dir))
+            TextPipeline.load(model.source, None, self.models_dir)
+        except LoadError as error:
+            raise InvalidValue(f"the model can't be loaded: {_told(error, model)}", "source") from None
+        if model.chat_template is not None:
+            try:
+                TextPipeline.load(model.source, model.chat_template, self.models_dir)
+            except LoadError as error:
+                raise InvalidValue(f"it can't be used: {_told(error, model)}", "chat_template") from None
+        fault = size_fault(model.engine.to_config(), facts, read_machine())
+        if fault is not None:
+            raise Conflict(fault)
+
+    def has_memory(self, model: ModelSpec) -> bool:
+        """Whether all its replicas may fit into the memory that is free now; true where nobody can say."""
+        try:
+            facts = inspect_source(resolve_source(model.source, self.models_dir))
+        except LoadError:
+            return True
+        least = needs(model.engine, facts, is_gpu=False)
+        return least.total_bytes * model.min_replicas <= _free_bytes()
+
+
+def size_fault(engine: EngineConfig, facts: SourceFacts, machine: Machine) -> str | None:
+    """A sentence about a model that is too large for a machine; None for one that may fit. Pure."""
+    wanted = engine.max_model_len
+    longest = facts.config.max_position
+    if wanted != "auto" and wanted > longest:
+        return f"engine.max_model_len is {wanted}; this model holds at most {longest}"
+    is_gpu = machine.gpu_bytes > 0 and engine.device != "cpu"
+    least = needs(engine, facts, is_gpu=is_gpu)
+    share = engine.gpu_memory_utilization if is_gpu else 1.0
+    given = machine.gpu_bytes * share if is_gpu else machine.free_bytes
+    if least.total_bytes <= given:
+        return None
+    where = f"{share:g} of a GPU of {machine.gpu_bytes / GIB:.1f} GiB" if is_gpu else "free memory"
+    return (
+        f"the model takes at least {least.total_bytes / GIB:.1f} GiB ({least.weight_bytes / GIB:.1f} of "
+        f"weights, {least.kv_bytes / GIB:.1f} of keys and values) and {where} is {given / GIB:.1f} GiB; "
+        "take a smaller model, a smaller engine.max_model_len, or another machine"
+    )
+
+
+def needs(engine: EngineConfig, facts: SourceFacts, *, is_gpu: bool) -> LeastMemory:
+    """What one replica takes at least."""
+    shape = facts.config
+    tokens = engine.block_size if engine.max_model_len == "auto" else engine.max_model_len
+    default = "bfloat16" if is_gpu else "float32"
+    dtype = default if engine.dtype == "auto" else engine.dtype
+    kv_type = dtype if engine.kv_dtype == "auto" else engine.kv_dtype
+    found = least_memory(shape, ITEM_BYTES[dtype], kv_type, tokens, is_gpu=is_gpu)
+    weights = found.weight_bytes
+    if engine.dtype == "auto" and not is_gpu and facts.stored_bytes:
+        # A CPU keeps quantised weights as they are stored.
+        weights = min(weights, facts.stored_bytes)
+    kv = found.kv_bytes
+    if engine.kv_cache_gib != "auto":
+        kv = max(kv, int(engine.kv_cache_gib * GIB))
+    return LeastMemory(weights, kv, found.other_bytes)
+
+
+def _told(error: LoadError, model: ModelSettings) -> str:
+    return safe_text(str(error), model.source, model.chat_template)
+
+
+def _free_bytes() -> int:
+    """What the kernel says can be had without swapping, or what is left of this group's limit."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+
+
+def _gpu_bytes() -> int:
+    """Of the largest GPU, asked without a CUDA context, which would itself take some."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
+        return max((int(line) << 20 for line in answer.stdout.split()), default=0)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
