@@ -103,7 +103,7 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
             "",
         ),
         (
-            "models:\n  - {name: a, source: 'gguf:/x', replicas: {min: 5}}\n",
+            "models:\n  - {name: a, source: 'gguf:/x', replicas: {min: 5, max: 4}}\n",
             2,
             "models[0].replicas.min",
             "above",

@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from footplate.deployments.autoscaling.policy import ScalingTarget
 from footplate.deployments.leftovers import wait_until
 from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.specs import ModelSpec
@@ -27,10 +28,13 @@ def main(data_dir: str, port: str, source: str) -> None:
     config = EngineConfig(max_num_seqs=64, max_waiting=2)
     model = ModelSpec("scripted", source, config, loader=LOADER)
     pair = ModelSpec("pair", source, config, loader=LOADER, min_replicas=2, max_replicas=2)
+    scaling = ScalingTarget(1, 2, waiting_per_replica=1, calm_s=2.0, settle_s=1.0)
+    one_by_one = EngineConfig(max_num_seqs=1, max_waiting=64)
+    growing = ModelSpec("growing", source, one_by_one, loader=LOADER, max_replicas=2, scaling=scaling)
     plan = RunPlan(
         data_dir=Path(data_dir),
         port=int(port),
-        models=(model, pair),
+        models=(model, pair, growing),
         database_url="",
         redis_url="",
         app_builder=APP,
@@ -51,7 +55,7 @@ def main(data_dir: str, port: str, source: str) -> None:
 def _lists_model(base_url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{base_url}/models", timeout=2) as response:
-            return json.load(response) == ["pair", "scripted"]
+            return json.load(response) == ["growing", "pair", "scripted"]
     except OSError:
         return False
 

@@ -317,6 +317,29 @@ def test_a_frozen_replica_keeps_nobody_from_the_replacement_of_another(stack: St
     assert wait_until(lambda: sum(name.startswith("pair/") for name in stack.statistics()) == 2, 20)
 
 
+def test_a_queue_brings_a_replica_and_calm_takes_it_away_without_cutting_anybody(stack: Stack) -> None:
+    assert len(stack.engine_pids("growing")) == 1
+    with contextlib.ExitStack() as open_streams:
+        streams = [
+            open_streams.enter_context(stack.post(id=f"grow-{n}", model="growing", max_tokens=120))
+            for n in range(4)
+        ]
+        assert all(stream.readline().startswith(b"data: ") for stream in streams)
+        assert wait_until(lambda: len(stack.engine_pids("growing")) == 2, 30)
+        assert wait_until(lambda: _answers_elsewhere(stack), 20), "the new one gets what comes now"
+        assert [len(events_of(stream)) for stream in streams] == [121 - 1] * 4
+    assert wait_until(lambda: len(stack.engine_pids("growing")) == 1, 30)
+    with stack.post(id="grown", model="growing", max_tokens=2) as response:
+        assert len(events_of(response)) == 3
+
+
+def _answers_elsewhere(stack: Stack) -> bool:
+    name = f"more-{time.monotonic_ns()}"
+    with stack.post(id=name, model="growing", max_tokens=2, prompt=[time.monotonic_ns() % 1000]) as response:
+        response.read()
+    return stack.pid_of(name) != stack.pid_of("grow-0")
+
+
 def test_only_loopback_is_bound_by_http_listeners(stack: Stack) -> None:
     listening = {address for pid, address in listeners() if program(pid) == "haproxy"}
     assert listening

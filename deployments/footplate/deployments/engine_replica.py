@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from footplate.deployments.autoscaling.serve_policy import recorded
 from footplate.deployments.channel.frames import Status
 from footplate.deployments.channel.outlet import OutletLimits, TokenOutlet
 from footplate.deployments.channel.publisher import BlockPublisher
@@ -118,6 +119,19 @@ class EngineReplica:
         age_s = self._engine.heartbeat_age_s()
         if age_s > MAX_HEARTBEAT_AGE_S:
             raise EngineDead(f"the step loop gave no sign of life for {age_s:.0f} s")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve asks for where the number of replicas is to be decided."""
+        stats = self._engine.stats()
+        return recorded(
+            waiting=stats.waiting,
+            batch_waiting=stats.batch_waiting,
+            running=stats.running,
+            batch_running=stats.batch_running,
+            max_running=self._model.engine.max_num_seqs,
+            kv_usage=stats.kv_usage,
+            finished=sum(stats.finished.values()),
+        )
 
     async def __del__(self) -> None:
         # Serve awaits this, as long as the deployment's grace allows; one whose load failed has no engine.

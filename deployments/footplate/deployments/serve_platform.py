@@ -6,15 +6,17 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import RunTarget
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-from ray.serve.config import HTTPOptions, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, HTTPOptions, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from footplate.deployments.autoscaling.serve_policy import POLICY
 from footplate.deployments.engine_replica import EngineReplica
 from footplate.deployments.errors import StartupError
 from footplate.deployments.gateway import Gateway
@@ -24,6 +26,7 @@ from footplate.deployments.specs import (
     GATEWAY_APPLICATION,
     MODEL_DRAIN_S,
     GatewaySpec,
+    ModelSpec,
     ReplicaSpec,
     application_of,
     model_of,
@@ -35,6 +38,8 @@ GATEWAY_DEPLOYMENT = "Gateway"
 MAX_ONGOING_REQUESTS = 100_000
 # Serve's default backs off up to half a second, which a full replica would turn into idle time.
 BACKOFF: dict[str, Any] = {"initial_backoff_s": 0.005, "backoff_multiplier": 1.5, "max_backoff_s": 0.02}
+# How often replicas report what scaling is decided by. Far below a second it loads Serve's controller.
+REPORT_EVERY_S = 1.0
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 
@@ -59,7 +64,7 @@ def model_application(
     """
     deployment = serve.deployment(
         name=ENGINE_DEPLOYMENT,
-        num_replicas=spec.model.min_replicas,
+        **replica_count(spec.model),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={
             "num_cpus": 0,
@@ -74,6 +79,31 @@ def model_application(
         logging_config=LOGGING,
     )(EngineReplica)
     return deployment.bind(spec, replica_index)
+
+
+def replica_count(model: ModelSpec) -> dict[str, Any]:
+    """A fixed number of replicas, or bounds and the policy that decides between them.
+
+    The policy has delays of its own, so Serve adds none.
+    """
+    target = model.scaling
+    if target is None:
+        return {"num_replicas": model.min_replicas}
+    policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
+        policy_function=POLICY, policy_kwargs=asdict(target)
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=target.min_replicas,
+            max_replicas=target.max_replicas,
+            initial_replicas=target.min_replicas,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            metrics_interval_s=REPORT_EVERY_S,
+            look_back_period_s=2 * REPORT_EVERY_S,
+            policy=policy,
+        )
+    }
 
 
 def replica_index() -> str:

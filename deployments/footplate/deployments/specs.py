@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from footplate.deployments.autoscaling.policy import ScalingTarget
 from footplate.deployments.engine_port import REAL_ENGINE
 from footplate.engine.config import EngineConfig
-from footplate.platform.settings import ModelSettings
+from footplate.platform.settings import ModelSettings, ReplicaSettings
 from footplate.platform.telemetry.settings import TelemetrySettings
 
 # Serve's name of the one deployment in each model's application.
@@ -29,6 +30,7 @@ class ModelSpec:
     chat_template_file: str | None = None
     min_replicas: int = 1
     max_replicas: int = 1
+    scaling: ScalingTarget | None = None  # between both; None: there are always `min_replicas`
     loader: str = REAL_ENGINE  # `module:attribute` of an EngineLoader
 
     @classmethod
@@ -42,7 +44,15 @@ class ModelSpec:
             chat_template_file=model.chat_template,
             min_replicas=model.replicas.min,
             max_replicas=model.replicas.max,
+            scaling=scaling_of(model.replicas),
         )
+
+
+def scaling_of(replicas: ReplicaSettings) -> ScalingTarget | None:
+    """How a model scales; None where its bounds are one number."""
+    if replicas.min == replicas.max:
+        return None
+    return ScalingTarget(replicas.min, replicas.max, replicas.waiting_per_replica, replicas.kv_usage)
 
 
 @dataclass(frozen=True, slots=True)

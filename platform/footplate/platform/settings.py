@@ -175,12 +175,22 @@ class EngineSettings(Section):
 
 
 class ReplicaSettings(Section):
-    """Bounds and targets of a model's autoscaling."""
+    """How many replicas a model has. `max` left out: always `min`. Between them `deployments/autoscaling`
+    decides: `waiting_per_replica` requests may wait for each, and each may use `kv_usage` of its KV cache, or
+    of the sequences that it runs at once, before there are more.
+    """
 
     min: _Count = 1
-    max: _Count = 4
+    max: _Count = 1
     waiting_per_replica: Annotated[float, Field(gt=0)] = 4
     kv_usage: _Share = 0.75
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fixed(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "min" in value and "max" not in value:
+            return value | {"max": value["min"]}
+        return value
 
     @model_validator(mode="after")
     def _ordered(self) -> ReplicaSettings:
