@@ -12,8 +12,8 @@ import math
 
 # What is seen counts half after so long: prompts and answers change during a day.
 HALF_LIFE_S = 1800.0
-# Until enough was seen, a full batch is taken to stay twice as long as an empty one: this counts as much as so
-# many seconds of reports whose use differs by a tenth.
+# Until enough was seen, a full batch is taken to stay twice as long as an empty one: this counts as much as
+# so many seconds of reports whose use differs by a tenth.
 PRIOR_WEIGHT_S = 60.0
 _LEAST = 0.02  # of use: below that a report says more of noise than of time
 
