@@ -104,6 +104,7 @@ def create_app(  # noqa: PLR0913 - the parts of a gateway, which callers name
     _add_reads(app, gateway, checks)
     if desk is not None:
         _add_admin(app, gateway, desk, checks)
+    telemetry.allowed.known_routes = Routes(app)
     if settings.telemetry.prometheus:
         _add_get(app, "/metrics", _bound(gateway, metrics.show_metrics), "show_metrics")
     return app
@@ -194,6 +195,22 @@ def _bound(gateway: Gateway, endpoint: _Endpoint) -> Callable[[Request], Awaitab
             return Response(status_code=400)  # nobody is there to read it
 
     return bound
+
+
+class Routes:
+    """The paths of an app's routes, as they come."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._paths: frozenset[str] = frozenset()
+        self._num_routes = 0
+
+    def __contains__(self, path: object) -> bool:
+        routes = self._app.routes
+        if len(routes) != self._num_routes:
+            self._num_routes = len(routes)
+            self._paths = frozenset(getattr(route, "path", "") for route in routes)
+        return path in self._paths
 
 
 async def _framework_error(_: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ exception, goes into them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -238,9 +239,9 @@ def _from_billing(error: BillingError) -> ApiError:
         return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
     if isinstance(error, InvalidPrice | InvalidReport):
         param = error.field[:_MAX_PARAM_CHARACTERS] or None
-        return ApiError(400, _sentence(error), code="invalid_value", param=param)
+        return ApiError(400, _without_quotes(_sentence(error)), code="invalid_value", param=param)
     if isinstance(error, NothingInBooks):
-        return ApiError(404, _sentence(error), code="not_found")
+        return ApiError(404, _without_quotes(_sentence(error)), code="not_found")
     conflicts: dict[type[BillingError], str] = {
         PriceInForce: "price_in_force",
         PeriodClosed: "period_closed",
@@ -249,6 +250,15 @@ def _from_billing(error: BillingError) -> ApiError:
     if type(error) in conflicts:
         return ApiError(409, _sentence(error), code=conflicts[type(error)])
     return ApiError(500, "The server failed to answer this request.", _SERVER, _SERVER)
+
+
+# Text between quotes; an apostrophe is none.
+_QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?!\w)""")
+
+
+def _without_quotes(text: str) -> str:
+    """A sentence that commands show as it is: what was sent is quoted there, and not in an answer."""
+    return _QUOTED.sub("…", text)
 
 
 def _sentence(error: Exception) -> str:
@@ -285,6 +295,8 @@ def _from_validation(error: ValidationError) -> ApiError:
         return ApiError(400, message, code="unsupported_parameter", param=param)
     if kind == "missing":
         return ApiError(400, "This parameter is required.", code="missing_required_parameter", param=param)
+    if kind == "value_error":
+        message = _without_quotes(message)
     if kind not in _SAFE_KINDS:
         message = "This parameter has the wrong type or form."
     return ApiError(400, f"{message}." if message[-1:] != "." else message, code="invalid_value", param=param)

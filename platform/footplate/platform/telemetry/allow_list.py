@@ -199,6 +199,8 @@ class AllowList:
 
     def __init__(self, known_models: Callable[[], Container[str]] = frozenset) -> None:
         self.known_models = known_models
+        # None: whatever has a route's form. What a client wrote in a path can have it.
+        self.known_routes: Container[str] | None = None
 
     def attribute(self, name: str, value: Any, names: Mapping[str, Form] = ATTRIBUTES) -> Value | None:
         """A value as it may leave under a name; None: not at all."""
@@ -207,6 +209,8 @@ class AllowList:
             return None
         if name in MODELS and form is model_form:
             return self.model(value)
+        if form is _route and not self._is_known(value):
+            return None
         return form(value)
 
     def model(self, name: Any) -> Value | None:
@@ -215,12 +219,15 @@ class AllowList:
             return None
         return model_form(name) if name in self.known_models() else UNKNOWN
 
+    def _is_known(self, route: Any) -> bool:
+        return self.known_routes is None or (isinstance(route, str) and route in self.known_routes)
+
     def span_name(self, verb: str, subject: str = "") -> str:
         """`chat MODEL`, `POST /ROUTE`, or a name of ours; `other` for anything else."""
         if verb in OPERATIONS:
             return f"{verb} {self.model(subject)}"
         if verb in METHODS:
-            return f"{verb} {subject}" if _route(subject) else verb
+            return f"{verb} {subject}" if _route(subject) and self._is_known(subject) else verb
         return verb if verb in SPANS else "other"
 
     def event_name(self, name: str) -> str:
