@@ -6,6 +6,7 @@ is no status message, no trace state, no link, no body beyond a log line's `even
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -13,17 +14,22 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 
 from footplate.platform.telemetry import allow_list, wire
-from footplate.platform.telemetry.allow_list import AllowList, Form
-from footplate.platform.telemetry.spans import Span
+from footplate.platform.telemetry.allow_list import AllowList
+from footplate.platform.telemetry.spans import INTERNAL, SERVER, Span
 from footplate.platform.telemetry.wire import of_bytes, of_double, of_fixed64, of_integer
 
 _SCOPE = of_bytes(1, b"footplate")
 _CUMULATIVE = of_integer(2, 2)
 _STATUS_ERROR = of_bytes(15, of_integer(3, 2))
+# A span's fields that are as long in each.
+_TRACE_ID, _SPAN_ID, _PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
+_KINDS = {kind: of_integer(6, kind) for kind in (INTERNAL, SERVER)}
+_BEGIN, _END = wire.tag(7, 1)[0], wire.tag(8, 1)[0]
+_TIMES = struct.Struct("<BQBQ").pack
 _SEVERITIES = {"debug": 5, "info": 9, "warning": 13, "error": 17, "critical": 21}
 _MAX_CACHED = 8192
 # Values that few requests share would push the others out of the cache.
-_RARE = frozenset({"footplate.request.id", "gen_ai.response.time_to_first_chunk"})
+_RARE = frozenset({"footplate.request.id", "gen_ai.response.time_to_first_chunk", "footplate.batch.id"})
 # Names by the conventions, where Prometheus's differ from them.
 _METRICS = {
     "gen_ai_server_request_duration_seconds": "gen_ai.server.request.duration",
@@ -38,12 +44,16 @@ class OtlpWriter:
     def __init__(self, allowed: AllowList, resource: Mapping[str, Any]) -> None:
         self._allowed = allowed
         # Models come and go: what is cached holds for one set of them.
-        self._cache: dict[tuple[str, Any], bytes] = {}
+        self._cache: dict[tuple[str, type, Any], bytes] = {}
+        self._names: dict[tuple[str, str], bytes] = {}
         self._cached_for: Any = None
-        self._resource = of_bytes(1, self._attributes(1, resource, allow_list.RESOURCE, is_cached=False))
+        pairs = [(n, allowed.attribute(n, v, allow_list.RESOURCE)) for n, v in resource.items()]
+        written = (of_bytes(1, wire.key_value(name, kept)) for name, kept in pairs if kept is not None)
+        self._resource = of_bytes(1, b"".join(written))
 
     def traces(self, spans: Iterable[Span]) -> bytes:
         """An `ExportTraceServiceRequest`."""
+        self._begin()
         return self._request([self._span(span) for span in spans])
 
     def logs(self, lines: Iterable[Mapping[str, Any]]) -> bytes:
@@ -60,53 +70,53 @@ class OtlpWriter:
         return of_bytes(1, self._resource + of_bytes(2, scoped))
 
     def _span(self, span: Span) -> bytes:
-        allowed = self._allowed
+        end_ns = span.end_ns if span.end_ns > span.begin_ns else span.begin_ns
         out = [
-            of_bytes(1, span.trace_id),
-            of_bytes(2, span.span_id),
-            of_bytes(4, span.parent_id) if span.parent_id else b"",
-            of_bytes(5, allowed.span_name(span.verb, span.subject).encode()),
-            of_integer(6, span.kind),
-            of_fixed64(7, span.begin_ns),
-            of_fixed64(8, max(span.begin_ns, span.end_ns)),
-            self._attributes(9, span.attributes),
+            _TRACE_ID,
+            span.trace_id,
+            _SPAN_ID,
+            span.span_id,
+            _PARENT_ID + span.parent_id if span.parent_id else b"",
+            self._name(span.verb, span.subject),
+            _KINDS[span.kind],
+            _TIMES(_BEGIN, span.begin_ns, _END, end_ns),
+            self._attributes(span.attributes),
         ]
         for name, at_ns in span.events:
-            out.append(of_bytes(11, of_fixed64(1, at_ns) + of_bytes(2, allowed.event_name(name).encode())))
+            event = of_fixed64(1, at_ns) + of_bytes(2, self._allowed.event_name(name).encode())
+            out.append(of_bytes(11, event))
         if span.is_error:
             out.append(_STATUS_ERROR)
         return b"".join(out)
 
-    def _attributes(
-        self,
-        number: int,
-        given: Mapping[str, Any],
-        names: Mapping[str, Form] = allow_list.ATTRIBUTES,
-        *,
-        is_cached: bool = True,
-    ) -> bytes:
-        out = []
-        cache = self._fresh_cache() if is_cached else {}
+    def _name(self, verb: str, subject: str) -> bytes:
+        found = self._names.get((verb, subject))
+        if found is None:
+            found = of_bytes(5, self._allowed.span_name(verb, subject).encode())
+            self._names[verb, subject] = found
+        return found
+
+    def _attributes(self, given: Mapping[str, Any]) -> bytes:
+        out, cache = [], self._cache
         for name, value in given.items():
-            key = (name, value)
-            # True is 1 and 1.0 is 1 to a dict, and they are written differently.
-            may_cache = isinstance(value, str) and name not in _RARE
-            found = cache.get(key) if may_cache else None
+            # Equal numbers of different types are written differently.
+            key = (name, value.__class__, value)
+            found = None if name in _RARE else cache.get(key)
             if found is None:
-                kept = self._allowed.attribute(name, value, names)
-                found = b"" if kept is None else wire.key_value(name, kept)
-                if may_cache:
+                kept = self._allowed.attribute(name, value)
+                found = b"" if kept is None else of_bytes(9, wire.key_value(name, kept))
+                if name not in _RARE:
                     cache[key] = found
-            if found:
-                out.append(of_bytes(number, found))
+            out.append(found)
         return b"".join(out)
 
-    def _fresh_cache(self) -> dict[tuple[str, Any], bytes]:
+    def _begin(self) -> None:
+        """Forget what was written for other names than those that are known now, or too much of it."""
         known = self._allowed.known_models()
-        if len(self._cache) > _MAX_CACHED or known != self._cached_for:
+        if len(self._cache) + len(self._names) > _MAX_CACHED or known != self._cached_for:
             self._cache.clear()
+            self._names.clear()
             self._cached_for = known
-        return self._cache
 
     def _log_record(self, line: Mapping[str, Any]) -> bytes:
         fields = self._allowed.log_line(line)

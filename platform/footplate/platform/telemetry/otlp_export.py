@@ -67,6 +67,7 @@ class OtlpExporter:
         self._failures: Counter[str] = Counter(dict.fromkeys(_PATHS, 0))
         self._begun_ns = time.time_ns()
         self._wake = threading.Event()
+        self._sent_all = threading.Event()
         self._is_over = False
         self._complained_at = float("-inf")
         self._connection: http.client.HTTPConnection | None = None
@@ -82,6 +83,12 @@ class OtlpExporter:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until what has been taken is sent or dropped; whether it was in time."""
+        self._sent_all.clear()
+        self._wake.set()
+        return self._sent_all.wait(timeout_s)
 
     def take(self, spans: Sequence[Span]) -> None:
         """As `SpanSink.take`."""
@@ -124,6 +131,7 @@ class OtlpExporter:
             self._wake.wait(self._limits.every_s)
             self._wake.clear()
             self._send_all()
+            self._sent_all.set()
         self._send_all()
         if self._connection is not None:
             self._connection.close()

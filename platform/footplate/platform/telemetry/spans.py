@@ -17,11 +17,12 @@ from footplate.platform.telemetry.trace_context import TraceContext, is_chosen, 
 INTERNAL, SERVER = 1, 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """One piece of work. `verb` and `subject` make its name; times are unix nanoseconds.
 
-    Names and values meet the allow-list where a span is written, not here.
+    Names and values meet the allow-list where a span is written, not here. Nobody changes one; a frozen class
+    would say so, and takes three times as long to make.
     """
 
     trace_id: bytes

@@ -15,6 +15,7 @@ from footplate.platform.telemetry.allow_list import Value
 _fixed64 = struct.Struct("<Q").pack
 _double = struct.Struct("<d").pack
 _SMALL = tuple(bytes((number,)) for number in range(128))
+_BYTES_TAGS = tuple(bytes((number << 3 | 2,)) for number in range(16))
 
 
 def varint(number: int) -> bytes:
@@ -36,7 +37,8 @@ def tag(number: int, wire_type: int) -> bytes:
 
 def of_bytes(number: int, data: bytes) -> bytes:
     """A field of bytes, text in UTF-8, or another message."""
-    return tag(number, 2) + varint(len(data)) + data
+    length = len(data)
+    return _BYTES_TAGS[number] + (_SMALL[length] if length < 128 else varint(length)) + data
 
 
 def of_integer(number: int, value: int) -> bytes:
