@@ -78,12 +78,15 @@ class ServeApplications:
 def state_of(status: str, num_running: int, message: str) -> AppState:
     """What Serve's status of an application comes to. Pure.
 
-    One that has run stays Serve's to repair, whatever becomes of its replicas.
+    One that runs may have no replica, where it is scaled to none. One that has run and lost all of them is
+    Serve's to repair, whatever they say meanwhile.
     """
     if status == "DELETING":
         return AppState.ENDING
-    if num_running or status in (RUNNING, "UNHEALTHY"):
+    if num_running or status == RUNNING:
         return AppState.RUNNING
+    if status == "UNHEALTHY":
+        return AppState.STARTING
     if status == "DEPLOY_FAILED" or find_reason(message) is not None:
         return AppState.FAILED
     return AppState.STARTING

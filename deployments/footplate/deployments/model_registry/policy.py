@@ -201,10 +201,10 @@ class _Round:
 
     def sight(self) -> Sight:
         """How it stands."""
-        serving = [app for app in self._others if app.state is AppState.RUNNING and app.num_replicas]
+        serving = [app for app in self._others if app.state is AppState.RUNNING]
         newest = max((app.generation for app in serving), default=None)
         count = _num_replicas(serving)
-        if self._wanted is not None and self._wanted.num_replicas:
+        if self._wanted is not None and self._wanted.state is AppState.RUNNING:
             newest, count = self._generation, count + self._wanted.num_replicas
         reason, retry_in_s = "", None
         if newest == self._generation:
