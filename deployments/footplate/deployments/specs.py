@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from footplate.deployments.autoscaling.policy import ScalingTarget
 from footplate.deployments.engine_port import REAL_ENGINE
 from footplate.engine.config import EngineConfig
-from footplate.platform.settings import ModelSettings, ReplicaSettings
 from footplate.platform.telemetry.settings import TelemetrySettings
+
+if TYPE_CHECKING:
+    # Replicas would load all that checks a configuration.
+    from footplate.platform.settings import ModelSettings, ReplicaSettings
 
 # Serve's name of the one deployment in each model's application.
 ENGINE_DEPLOYMENT = "Engine"
