@@ -126,9 +126,23 @@ def test_a_replica_that_does_not_report_takes_none_away() -> None:
     assert {scaler.decide(silent, 2, 2, 0, float(now)) for now in range(900)} == {2}
 
 
+def test_one_that_is_still_starting_is_not_given_up() -> None:
+    scaler = ReplicaScaler(replace(TARGET, min_replicas=0))
+    assert {scaler.decide({}, 0, 1, 0, float(now)) for now in range(900)} == {1}
+    idle = {"0": ReplicaReport(0, 0, 0)}
+    counts = [scaler.decide(idle, 1, 1, 0, float(now)) for now in range(900, 1300)]
+    assert counts[:300] == [1] * 300 and 0 in counts
+    # And one that runs a single request, or batch work alone, is not idle.
+    scaler = ReplicaScaler(replace(TARGET, min_replicas=0))
+    hardly = {"0": ReplicaReport(0, 0.001, 0)}
+    assert {scaler.decide(hardly, 1, 1, 0, float(now)) for now in range(900)} == {1}
+
+
 def test_to_zero_and_back_when_somebody_asks() -> None:
     model = Model(replace(TARGET, min_replicas=0))
-    assert [model.second() for _ in range(302)][-1] == 0
+    for _ in range(20):
+        model.second(use=0.5, ended=1)
+    assert [model.second() for _ in range(400)][-1] == 0
     assert {model.second() for _ in range(10)} == {0}
     assert model.second(asked=3) == 1
     # Between two looks too: a first request must not wait for the next second.
@@ -176,6 +190,8 @@ def test_batch_work_asks_for_no_replica() -> None:
         finished=7,
     )
     assert told == {"waiting": 2.0, "use": pytest.approx(0.2), "finished": 7.0}
+    only = {"running": 3, "batch_running": 3, "max_running": 100, "kv_usage": 0.9, "finished": 0}
+    assert 0 < recorded(waiting=0, batch_waiting=0, **only)["use"] < 0.01  # type: ignore[arg-type]
 
 
 def test_what_a_fuller_batch_would_end_is_learnt_from_its_line() -> None:

@@ -84,6 +84,14 @@ class Application:
 
     def __init__(self, replicas: list[Replica]) -> None:
         self.replicas = replicas
+        self.asleep: list[Replica] = []
+        self.num_wakes = 0
+
+    async def wake(self, address: str) -> ModelCard:
+        self.num_wakes += 1
+        self.replicas += self.asleep
+        [card, *_] = await self.attach(address)
+        return card
 
     async def attach(self, address: str) -> list[ModelCard]:
         for replica in self.replicas:
@@ -98,8 +106,9 @@ class Fleet:
         self.hub = hub
         self.replicas = replicas
         self.board = ReplicaBoard(b"prefix", new_router=lambda size: Router(size, rng=random.Random(1)))
+        self.application = Application(replicas)
         self.client = ChannelInferenceClient(
-            hub, ["m"], lambda _: Application(replicas), self.board, accept_s=3.0, refresh_s=0.02
+            hub, ["m"], lambda _: self.application, self.board, accept_s=3.0, refresh_s=0.02
         )
 
     async def start(self) -> None:
@@ -184,6 +193,28 @@ async def test_a_refusing_replica_is_followed_by_the_next_and_all_refusals_are_o
         with pytest.raises(InvalidRequest, match="too hot") as caught:
             await fleet.client.submit("m", asked("t"))
         assert caught.value.param == "temperature"
+
+
+@asynchronous
+async def test_a_model_without_replicas_is_woken_once_by_whoever_asks(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 1) as fleet:
+        [only] = fleet.replicas
+        fleet.replicas.clear()
+        await only.outlet.close()
+        await until(lambda: not fleet.board.links("m"))
+        assert "m" in fleet.client.models(), "what it is stays known"
+        fleet.application.asleep.append(Replica("0"))
+        given = await asyncio.gather(*(fleet.client.submit("m", asked(f"r{n}")) for n in range(8)))
+        assert {generation.engine for generation in given} == {"0"}
+        assert fleet.application.num_wakes == 1
+
+
+@asynchronous
+async def test_a_gateway_that_finds_no_replica_wakes_the_model_to_learn_what_it_is(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 0) as fleet:
+        fleet.application.asleep.append(Replica("0"))
+        await until(lambda: "m" in fleet.client.models())
+        await fleet.client.submit("m", asked("r"))
 
 
 @asynchronous

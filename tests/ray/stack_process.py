@@ -28,9 +28,11 @@ def main(data_dir: str, port: str, source: str) -> None:
     config = EngineConfig(max_num_seqs=64, max_waiting=2)
     model = ModelSpec("scripted", source, config, loader=LOADER)
     pair = ModelSpec("pair", source, config, loader=LOADER, min_replicas=2, max_replicas=2)
-    scaling = ScalingTarget(1, 2, waiting_per_replica=1, calm_s=2.0, settle_s=1.0)
+    scaling = ScalingTarget(0, 2, waiting_per_replica=1, calm_s=2.0, settle_s=1.0)
     one_by_one = EngineConfig(max_num_seqs=1, max_waiting=64)
-    growing = ModelSpec("growing", source, one_by_one, loader=LOADER, max_replicas=2, scaling=scaling)
+    growing = ModelSpec(
+        "growing", source, one_by_one, loader=LOADER, min_replicas=0, max_replicas=2, scaling=scaling
+    )
     plan = RunPlan(
         data_dir=Path(data_dir),
         port=int(port),

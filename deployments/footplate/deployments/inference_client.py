@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,6 +25,10 @@ ANSWER_S = 2.0
 # A model that takes longer to start is asked for less often: it may be one that can't.
 MAX_QUICK_TRIES = 120
 SLOW_TRY_S = 1.0
+# One that has answered and has no replica now may have been scaled to none, or lost its last.
+ASLEEP_TRY_S = 0.25
+# One that starts is looked for as often as this.
+NEW_TRY_S = 0.1
 
 
 class EngineHandle(Protocol):
@@ -31,6 +36,10 @@ class EngineHandle(Protocol):
 
     async def attach(self, address: str) -> list[ModelCard]:
         """Call `EngineReplica.attach` on every replica; cards of those that answer."""
+        ...
+
+    async def wake(self, address: str) -> ModelCard:
+        """The same on whichever replica is there first: where there is none, Serve starts one for it."""
         ...
 
 
@@ -104,6 +113,7 @@ class _Generation:
     """One generation of a model: who keeps its replicas attached, and its card once one has answered."""
 
     attaching: asyncio.Task[None]
+    handle: EngineHandle | None = None
     card: ModelCard | None = None
 
 
@@ -133,6 +143,8 @@ class ChannelInferenceClient:
         self._refresh_s = refresh_s
         self._cards: dict[str, ModelCard] = {}
         self._generations: dict[str, dict[int, _Generation]] = {}
+        # Models without a replica, which somebody asks for.
+        self._waking: dict[str, asyncio.Task[None]] = {}
         # Requests that were run again elsewhere.
         self.num_moved = 0
 
@@ -158,6 +170,7 @@ class ChannelInferenceClient:
     async def close(self) -> None:
         """Stop all background work."""
         every = [each.attaching for known in self._generations.values() for each in known.values()]
+        every += self._waking.values()
         for task in every:
             task.cancel()
         await asyncio.gather(*every, return_exceptions=True)
@@ -224,6 +237,8 @@ class ChannelInferenceClient:
                         raise refusal
                     if not journey.may_wait:
                         raise refusal or EngineOverloaded(f"no replica of {model} is there now")
+                    if not self._board.links(model):
+                        self._wake(model)
                     await self._board.wait_for_news()
         except TimeoutError:
             late = EngineOverloaded(f"no replica of {model} took the request in {self._accept_s:.0f} s")
@@ -266,14 +281,31 @@ class ChannelInferenceClient:
     def _untried(self, model: str, tried: set[EngineLink]) -> bool:
         return any(link not in tried for link in self._board.links(model))
 
+    def _wake(self, model: str) -> None:
+        """Have a first replica started, of a model that was scaled to none."""
+        known = self._generations.get(model, {})
+        newest = max(known, key=lambda number: (known[number].card is not None, number), default=None)
+        handle = None if newest is None else known[newest].handle
+        if model in self._waking or handle is None:
+            return
+        waking = self._waking[model] = asyncio.create_task(self._woken(handle))
+        waking.add_done_callback(lambda _: self._waking.pop(model, None))
+
+    async def _woken(self, handle: EngineHandle) -> None:
+        # Whoever waits for the replica gives up by then, and the next one asks again.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(self._accept_s):
+                await handle.wake(self._hub.address)
+
     async def _keep_attached(self, model: str, generation: int) -> None:
         """Ask all replicas again and again: new ones must connect, and a new version brings a new card."""
         handle: EngineHandle | None = None
-        num_tries = 0
+        num_tries = num_empty = 0
         while True:
             try:
                 if handle is None:
                     handle = self._find_handle(application_of(model, generation))
+                    self._generations[model][generation].handle = handle
                 cards = await handle.attach(self._hub.address)
             except asyncio.CancelledError:
                 raise
@@ -292,7 +324,19 @@ class ChannelInferenceClient:
                 return
             for card in cards:
                 self._note_card(model, generation, card)
-            await asyncio.sleep(self._refresh_s if cards else 0.1)
+            num_empty = 0 if cards else num_empty + 1
+            await asyncio.sleep(self._pause_s(model, num_empty))
+
+    def _pause_s(self, model: str, num_empty: int) -> float:
+        """How long until replicas are asked again, after so many rounds in which there was none."""
+        if not num_empty:
+            return self._refresh_s
+        if model in self._cards:
+            return ASLEEP_TRY_S
+        if num_empty * NEW_TRY_S >= self._refresh_s:
+            # Nobody can say what a model is that has no replica: a gateway that comes wakes it.
+            self._wake(model)
+        return NEW_TRY_S
 
     def _note_card(self, model: str, generation: int, card: ModelCard) -> None:
         known = self._generations[model]

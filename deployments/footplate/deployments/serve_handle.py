@@ -36,6 +36,11 @@ class ServeEngineHandle:
                 answers = [await self._handle.attach.remote(address)]
         return [answer for answer in answers if isinstance(answer, ModelCard)]
 
+    async def wake(self, address: str) -> ModelCard:
+        """As `EngineHandle.wake`: a call that waits at the handle is what Serve scales up from none for."""
+        card: ModelCard = await self._handle.attach.remote(address)
+        return card
+
 
 def find_serve_handle(model: str) -> EngineHandle:
     """The handle of the application named as the model. Raises KeyError when none was ever deployed."""

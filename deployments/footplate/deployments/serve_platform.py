@@ -96,7 +96,7 @@ def replica_count(model: ModelSpec) -> dict[str, Any]:
         "autoscaling_config": AutoscalingConfig(
             min_replicas=target.min_replicas,
             max_replicas=target.max_replicas,
-            initial_replicas=target.min_replicas,
+            initial_replicas=model.first_replicas,
             upscale_delay_s=0.0,
             downscale_delay_s=0.0,
             metrics_interval_s=REPORT_EVERY_S,

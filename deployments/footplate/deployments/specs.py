@@ -37,6 +37,11 @@ class ModelSpec:
     scaling: ScalingTarget | None = None  # between both; None: there are always `min_replicas`
     loader: str = REAL_ENGINE  # `module:attribute` of an EngineLoader
 
+    @property
+    def first_replicas(self) -> int:
+        """How many it begins with: one at least, whose card says what the model is."""
+        return max(1, self.min_replicas)
+
     @classmethod
     def of(cls, model: ModelSettings) -> ModelSpec:
         """What an entry of the configuration, or of the registry, asks for."""

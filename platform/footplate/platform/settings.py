@@ -177,10 +177,11 @@ class EngineSettings(Section):
 class ReplicaSettings(Section):
     """How many replicas a model has. `max` left out: always `min`. Between them `deployments/autoscaling`
     decides: `waiting_per_replica` requests may wait for each, and each may use `kv_usage` of its KV cache, or
-    of the sequences that it runs at once, before there are more.
+    of the sequences that it runs at once, before there are more. `min` 0: a model that nobody asks for during
+    ten minutes is stopped, and started again for who asks.
     """
 
-    min: _Count = 1
+    min: Annotated[int, Field(ge=0)] = 1
     max: _Count = 1
     waiting_per_replica: Annotated[float, Field(gt=0)] = 4
     kv_usage: _Share = 0.75
@@ -189,7 +190,7 @@ class ReplicaSettings(Section):
     @classmethod
     def _fixed(cls, value: Any) -> Any:
         if isinstance(value, dict) and "min" in value and "max" not in value:
-            return value | {"max": value["min"]}
+            return value | {"max": value["min"] or 1}
         return value
 
     @model_validator(mode="after")

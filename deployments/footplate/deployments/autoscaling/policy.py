@@ -36,6 +36,8 @@ MAX_FORESIGHT = 2.0
 RATE_S = 10.0
 # And what is learnt of a replica, one over so many.
 SLOW_RATE_S = 60.0
+# What is left of a mean that counts for nothing, in replicas.
+FADED = 0.01
 # A replica is given up only if the others are left below this share of their target.
 SPARE = 0.8
 
@@ -62,7 +64,7 @@ class ScalingTarget:
     use: float = 0.75
     lead_s: float = 30.0
     clear_s: float = 30.0
-    calm_s: float = 300.0
+    calm_s: float = 600.0
     settle_s: float = 60.0
 
 
@@ -116,16 +118,19 @@ class ReplicaScaler:
             self._floors.popleft()
         wanted = self._bounded(up)
         if wanted <= num_wanted:
-            wanted, reason = self._calmed(num_running - len(reports), num_wanted, now)
+            all_tell = len(reports) >= num_running >= num_wanted
+            wanted, reason = (
+                self._calmed(num_wanted, now) if all_tell else (self._bounded(num_wanted), "hold")
+            )
         self._wanted, self.reason = wanted, reason
         return wanted
 
     def _take_in(self, reports: Mapping[str, ReplicaReport], now: float) -> None:
         waiting = sum(report.waiting for report in reports.values())
         elapsed = 0.0 if self._last is None else now - self._last
-        if self._last is None:
+        if self._began is None and reports:
             self._began = now
-        else:
+        if elapsed > 0:
             ended = sum(
                 max(0.0, report.finished - self._finished.get(name, report.finished))
                 for name, report in reports.items()
@@ -165,7 +170,8 @@ class ReplicaScaler:
         queue = self._for_queue(len(reports))
         if queue > max(then, now):
             return math.ceil(queue), "waiting"
-        return math.ceil(then), "trend" if math.ceil(then) > math.ceil(now) else "use"
+        wanted = math.ceil(then - FADED)
+        return wanted, "trend" if wanted > math.ceil(now - FADED) else "use"
 
     def _for_queue(self, num_replicas: int) -> float:
         """Replicas that a queue asks for; 0 while no more wait than may."""
@@ -196,12 +202,14 @@ class ReplicaScaler:
         spare = self.target.use * SPARE
         by_queue = self._waiting / self.target.waiting_per_replica if reports else 0.0
         by_rate = max(self._slow_rate, self._arrival_rate) / self._service.at(spare)
-        return math.ceil(max(self._used / spare, by_rate, by_queue))
+        # Means fade slowly. Whoever is there now is a reason to be there, and without anybody there is none.
+        if not any(report.use > 0 or report.waiting > 0 for report in reports.values()):
+            return 0
+        return max(1, math.ceil(max(self._used / spare, by_rate, by_queue) - FADED))
 
-    def _calmed(self, num_silent: int, num_wanted: int, now: float) -> tuple[int, str]:
-        """Fewer than there are, or as many: the most that had to be there during the time of calm."""
-        assert self._began is not None, "a report was taken in"
-        is_known = num_silent == 0 and now - self._began >= self.target.calm_s
+    def _calmed(self, num_wanted: int, now: float) -> tuple[int, str]:
+        """One fewer than there are, or as many: the most that had to be there during the time of calm."""
+        is_known = self._began is not None and now - self._began >= self.target.calm_s
         has_settled = self._went is None or now - self._went >= self.target.settle_s
         least = max(floor for _, floor in self._floors)
         if is_known and has_settled and self._bounded(least) < num_wanted:

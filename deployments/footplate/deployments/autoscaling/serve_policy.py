@@ -12,6 +12,8 @@ from footplate.deployments.autoscaling.policy import ReplicaReport, ReplicaScale
 logger = logging.getLogger(__name__)
 
 # Names of what replicas record.
+# Of a replica that has only batch work to do.
+ANY_USE = 1e-3
 WAITING, USE, FINISHED = "waiting", "use", "finished"
 POLICY = f"{__name__}:ServeReplicaPolicy"
 
@@ -65,8 +67,9 @@ def recorded(
     kv_usage: float,
     finished: int,
 ) -> dict[str, float]:
-    """What a replica records of its engine. Batch work asks for no replica: nobody waits for it."""
+    """What a replica records of its engine. Batch work asks for no other replica, since nobody waits for it;
+    but its own is not idle."""
     online = running - batch_running
     share = online / running if running else 0.0
-    use = max(kv_usage * share, online / max_running)
+    use = max(kv_usage * share, online / max_running, ANY_USE if running or waiting else 0.0)
     return {WAITING: float(waiting - batch_waiting), USE: min(1.0, use), FINISHED: float(finished)}

@@ -69,7 +69,7 @@ class ServeApplications:
     def has_room(self, spec: ReplicaSpec) -> bool:
         """As `Applications.has_room`."""
         num_gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
-        share = gpu_share(spec.model.engine, num_gpus) * spec.model.min_replicas
+        share = gpu_share(spec.model.engine, num_gpus) * spec.model.first_replicas
         if share:
             return bool(ray.available_resources().get("GPU", 0.0) >= share)  # type: ignore[no-untyped-call]
         return self._has_memory(spec.model)

@@ -69,7 +69,7 @@ class ModelChecker:
         except LoadError:
             return True
         least = needs(model.engine, facts, is_gpu=False)
-        return least.total_bytes * model.min_replicas <= _free_bytes()
+        return least.total_bytes * model.first_replicas <= _free_bytes()
 
 
 def size_fault(engine: EngineConfig, facts: SourceFacts, machine: Machine) -> str | None:
