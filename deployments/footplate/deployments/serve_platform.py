@@ -29,7 +29,7 @@ from footplate.deployments.specs import (
     ModelSpec,
     ReplicaSpec,
     application_of,
-    model_of,
+    is_of,
 )
 from footplate.engine.config import EngineConfig
 
@@ -215,7 +215,7 @@ def stop_ray(models: Collection[str], drain_s: float) -> None:
 
 def _applications_of(models: Collection[str]) -> set[str]:
     """Every generation of them that is there."""
-    return {name for name in serve.status().applications if model_of(name)[0] in models}
+    return {name for name in serve.status().applications if is_of(models, name)}
 
 
 def _shut_down(models: Collection[str], drain_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,12 @@ def model_of(application: str) -> tuple[str, int]:
     """The model and the generation that an application's name stands for."""
     model, mark, generation = application.rpartition(_GENERATION_MARK)
     return (model, int(generation)) if mark and generation.isdecimal() else (application, 1)
+
+
+def is_of(models: Collection[str], application: str) -> bool:
+    """Whether an application is a generation of one of these models: the gateway's never is."""
+    model, generation = model_of(application)
+    return model in models and application_of(model, generation) == application
 
 
 def replica_label(generation: int, index: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -33,11 +33,15 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class ModelDesk:
-    """`file`: the configuration; `check` refuses a model whose files can't be loaded here, or don't fit."""
+    """`file`: the configuration; `check` refuses a model whose files can't be loaded here, or don't fit.
+
+    `catch_up` lets this gateway serve what the registry says, before a change is answered.
+    """
 
     registry: ModelRegistry
     file: Settings
     check: Callable[[ModelSettings], None]
+    catch_up: Callable[[], Awaitable[None]] | None = None
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="model-desk"), repr=False
     )

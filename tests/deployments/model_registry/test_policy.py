@@ -138,6 +138,10 @@ def test_only_what_cannot_change_by_itself_is_settled() -> None:
     assert decided(1, app()).is_settled
     assert not decided(1, app(state=AppState.STARTING)).is_settled
     assert not decided(1, failed()).is_settled
+    assert decided(1, memory=decided(1, failed()).memory).is_settled
+    assert not decided(
+        1, app(state=AppState.STARTING), memory=decided(1, failed()).memory, now=99.0
+    ).is_settled
     # It is scaled to none.
     assert decided(1, app(num_replicas=0)).is_settled
 

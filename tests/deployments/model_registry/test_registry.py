@@ -17,7 +17,16 @@ from footplate.deployments.model_registry.following import ModelFollower
 from footplate.deployments.model_registry.policy import SETTLE_S, AppState, SeenApplication
 from footplate.deployments.model_registry.reconciler import Reconciler
 from footplate.deployments.model_registry.rows import PostgresModelRegistry
-from footplate.deployments.specs import ModelSpec, ModelTarget, ReplicaSpec
+from footplate.deployments.specs import (
+    ModelSpec,
+    ModelTarget,
+    ReplicaSpec,
+    application_of,
+    generation_of,
+    is_of,
+    model_of,
+    replica_label,
+)
 from footplate.platform.model_registry import (
     ModelState,
     RegistryChange,
@@ -353,6 +362,36 @@ def test_a_gateway_follows_within_a_moment_of_being_told(registry: PostgresModel
             await follower.close()
 
     asyncio.run(follow())
+
+
+def test_a_change_is_answered_though_the_gateway_cannot_catch_up(postgres: PostgresServer) -> None:
+    async def catch_up(engine: Engine) -> Served:
+        served = Served()
+        follower = ModelFollower(PostgresModelRegistry(engine), FILE.models, served)
+        await follower.catch_up()
+        await follower.close()
+        return served
+
+    with connected(postgres.url.replace("@/postgres?", "@/no_such_database?")) as engine:
+        assert asyncio.run(catch_up(engine)).targets == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "application"),
+    [("m", 1, "m"), ("m", 12, "m~12"), ("org/m:1", 2, "org/m:1~2"), ("gateway", 1, "gateway~1")],
+)
+def test_a_generation_and_its_application_name_each_other(
+    model: str, generation: int, application: str
+) -> None:
+    assert application_of(model, generation) == application
+    assert model_of(application) == (model, generation)
+    assert is_of({model}, application)
+    assert not is_of({"other"}, application)
+    assert generation_of(replica_label(generation, "7")) == generation
+
+
+def test_the_gateway_is_no_model_whatever_models_are_called() -> None:
+    assert not is_of({"gateway"}, "gateway")
 
 
 def test_a_gateway_that_comes_in_the_middle_of_an_update_finds_the_generation_that_serves(

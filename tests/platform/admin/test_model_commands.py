@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from footplate.platform.model_registry import ModelState, SeenModel
 from tests.platform.admin.conftest import World
@@ -56,6 +59,17 @@ def test_it_waits_until_the_model_serves_and_tells_why_it_can_not(run: Run, worl
     late = run("models", "reload", "org/added", "--wait", "0.1")
     assert late.exit_code == 1
     assert "still updating" in str(late.exception)
+
+
+def test_paths_begin_where_the_command_runs(
+    run: Run, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said(run("models", "add", "m", "gguf:w/a.gguf", "--chat-template", "chat.jinja", "--wait", "0"))
+    [row] = world.registry.rows()
+    assert row.settings is not None
+    assert row.settings.source == f"gguf:{tmp_path}/w/a.gguf"
+    assert row.settings.chat_template == f"{tmp_path}/chat.jinja"
 
 
 def test_what_is_no_option_is_wrong_usage_and_what_the_engine_refuses_is_told(run: Run) -> None:

@@ -109,6 +109,9 @@ def test_a_name_that_stands_for_something_is_refused(world: World, name: str) ->
     ("fields", "param"),
     [
         ({"source": "ftp:/x"}, "source"),
+        ({"source": "gguf:x.gguf"}, "source"),
+        ({"source": "gguf:/\u0000"}, "source"),
+        ({"chat_template": "chat.jinja"}, "chat_template"),
         ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs"),
         ({"engine": {"nonsense": 1}}, "engine.nonsense"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas"),

@@ -12,7 +12,14 @@ from ray.serve._private.common import ReplicaState
 from footplate.deployments.model_registry.policy import AppState, SeenApplication
 from footplate.deployments.model_registry.start_faults import find_reason
 from footplate.deployments.serve_platform import deploy_models, gpu_share
-from footplate.deployments.specs import ENGINE_DEPLOYMENT, ModelSpec, ReplicaSpec, application_of, model_of
+from footplate.deployments.specs import (
+    ENGINE_DEPLOYMENT,
+    ModelSpec,
+    ReplicaSpec,
+    application_of,
+    is_of,
+    model_of,
+)
 
 RUNNING = "RUNNING"
 UNSCHEDULED = "to be scheduled"
@@ -48,9 +55,9 @@ class ServeApplications:
         """As `Applications.seen`; applications of others are left out."""
         found = []
         for name, application in serve.status().applications.items():
-            model, generation = model_of(name)
-            if model not in models or application_of(model, generation) != name:
+            if not is_of(models, name):
                 continue
+            model, generation = model_of(name)
             engine = application.deployments.get(ENGINE_DEPLOYMENT)
             count = 0 if engine is None else engine.replica_states.get(ReplicaState.RUNNING, 0)
             message = " ".join([application.message, engine.message if engine is not None else ""])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from footplate.deployments.model_registry.rows import PostgresModelRegistry
@@ -68,6 +69,11 @@ class ModelFollower:
         """Somebody has changed the registry: look at once."""
         self._is_due.set()
 
+    async def catch_up(self) -> None:
+        """Look now, for whoever has just changed the registry. Never raises: the next look comes anyway."""
+        with suppress(StoreUnavailable, TimeoutError):
+            await self.look()
+
     async def look(self) -> None:
         """Ask the registry once. Raises StoreUnavailable, TimeoutError."""
         async with asyncio.timeout(ANSWER_S):
@@ -107,8 +113,6 @@ class ModelFollower:
                 is_lost = True
             except Exception:
                 _LOGGER.exception("following the models failed")
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._is_due.wait()
-            except TimeoutError:
-                pass

@@ -98,8 +98,8 @@ class Decision:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing will change by itself."""
-        return not self.actions and not self.gone and all(s.state is ModelState.READY for s in self.sights)
+        """Whether nothing will change within seconds."""
+        return not self.actions and not self.gone and all(map(_is_settled, self.sights))
 
 
 def decide(
@@ -216,6 +216,10 @@ class _Round:
             state = ModelState.STARTING if newest is None else ModelState.UPDATING
             reason = "" if self._wanted is None else self._wanted.reason
         return Sight(self._model, state, self._generation, newest, count, reason, retry_in_s)
+
+
+def _is_settled(sight: Sight) -> bool:
+    return sight.state is ModelState.READY or bool(sight.retry_in_s)
 
 
 def _ends(applications: Collection[SeenApplication]) -> list[Deploy | End]:

@@ -27,8 +27,9 @@ class ModelService:
     ) -> None:
         self._engine = connect(database_url, pool_size=1)
         registry = PostgresModelRegistry(self._engine)
-        self.desk = ModelDesk(registry, settings, ModelChecker(models_dir).check)
         self._follower = ModelFollower(registry, settings.models, client, preload=preload)
+        checker = ModelChecker(models_dir)
+        self.desk = ModelDesk(registry, settings, checker.check, self._follower.catch_up)
         self.changed = self._follower.changed
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -48,9 +49,9 @@ def add(
     """Serve a model, or another version of one that was added."""
     body = {
         "name": name,
-        "source": source,
+        "source": _whole_source(source),
         "aliases": alias or [],
-        "chat_template": chat_template,
+        "chat_template": None if chat_template is None else _whole(chat_template),
         "engine": _options(engine),
         "replicas": {"min": replicas, "max": max(replicas, 4)},
     }
@@ -88,6 +89,16 @@ def _finish(admin: AdminClient, model: dict[str, Any], wait_s: float, as_json: b
     if wait_s and model["state"] != "ready":
         raise CommandError(f"{model['id']} is still {model['state']}; 'footplate models list' shows it")
     show_one(model, as_json=as_json, leave_out=("object", "name", "engine"))
+
+
+def _whole_source(source: str) -> str:
+    """A source whose path does not depend on where this command runs."""
+    kind, colon, path = source.partition(":")
+    return source if kind == "package" or not path else f"{kind}{colon}{_whole(path)}"
+
+
+def _whole(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _path(name: str) -> str:

@@ -79,7 +79,10 @@ def model_routes() -> tuple[AdminRoute, ...]:
 
 
 def _check_texts(model: ModelSettings) -> None:
-    """Refuse texts that could stand in no row and no record. Names have a form of their own."""
+    """Refuse texts that could stand in no row and no record, and paths that begin nowhere in particular.
+
+    Names have a form of their own.
+    """
     texts = {
         "source": model.source,
         "chat_template": model.chat_template,
@@ -88,6 +91,13 @@ def _check_texts(model: ModelSettings) -> None:
     for field, value in texts.items():
         if value is not None and not value.isprintable():
             raise InvalidValue(f"{field} must hold printable characters only", field)
+    kind, _, path = model.source.partition(":")
+    for field, value in (
+        ("source", None if kind == "package" else path),
+        ("chat_template", model.chat_template),
+    ):
+        if value is not None and not value.startswith(("/", "~")):
+            raise InvalidValue(f"{field} must hold an absolute path", field)
     refuse_keys({**texts, "name": model.name, "aliases": " ".join(model.aliases)})
 
 
@@ -120,7 +130,10 @@ async def _change(exchange: AdminExchange, desk: ModelDesk, decide: Decide) -> R
         settings = after.settings or next(m for m in desk.file.models if m.name == after.name)
         return _entry(settings, after, _after(after, seen.get(after.name)), None)
 
-    return await exchange.change_within(enclosing, record)
+    answer = await exchange.change_within(enclosing, record)
+    if desk.catch_up is not None:
+        await desk.catch_up()
+    return answer
 
 
 def _after(row: WantedModel, seen: SeenModel | None) -> SeenModel:
