@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 from footplate.deployments.serve_bench.driver import Bounds, Driver, sample_of
@@ -16,8 +17,8 @@ from footplate.deployments.serve_bench.prompts import Form, Load, Prompt
 from footplate.platform.cli.errors import CommandError
 
 _MAX_MESSAGE = 300
-# Warm-up prompts are those of a level that no run has.
-_WARM_LEVEL = 999
+# Prompts of warm-ups and of the very first request are those of levels that no run has.
+_WARM_LEVEL, _FIRST_LEVEL = 998, 999
 _REFUSED = (400, 422)
 Kind = Literal["concurrency", "rate"]
 
@@ -79,7 +80,9 @@ def _streams(plan: Plan, value: float) -> int:
 
 
 async def _level(driver: Driver, plan: Plan, load: Load, index: int, value: float) -> Level:
-    chains = load.chains(index, plan.bounds.max_requests)
+    drawn = load.chains(index, plan.bounds.max_requests)
+    # A whole set is drawn with its first prompt, which takes a second or two of the large ones.
+    chains = chain([next(drawn)], drawn)
     if plan.kind == "concurrency":
         found = await driver.closed(int(value), chains)
     else:
@@ -96,9 +99,9 @@ async def _suited(client: StreamClient, plan: Plan) -> tuple[Form, Load]:
     form, load = plan.form, plan.load
     driver = Driver(client, form, plan.bounds)
     num_words = max(1, plan.input_tokens)
-    prompt = next(load.chains(_WARM_LEVEL + 1, 1))[0]
+    prompt = next(load.chains(_FIRST_LEVEL, 1))[0]
     if load.workload == "synthetic":
-        prompt = next(replace(load, num_words=num_words).chains(_WARM_LEVEL + 1, 1))[0]
+        prompt = next(replace(load, num_words=num_words).chains(_FIRST_LEVEL, 1))[0]
     answer = await _first(driver, prompt, form)
     if answer.status in _REFUSED and form.ignores_eos:
         form = replace(form, ignores_eos=False)
