@@ -48,7 +48,7 @@ check: $(STAMP) ## Lint, types and import contracts
 chaos: $(STAMP) ## Kill processes at random under load (CHAOS_ROUNDS=20) and check that all recover
 	CHAOS_ROUNDS=$(CHAOS_ROUNDS) $(BIN)/python -m pytest tests/chaos -o addopts="--import-mode=importlib --strict-markers -ra"
 
-clients: $(STAMP) ## Run outside clients (lm-eval) in environments of their own against a server
+clients: $(STAMP) ## Run outside clients (lm-eval, aiperf, guidellm) in environments of their own against a server
 	$(BIN)/python -m pytest tests/clients -o addopts="--import-mode=importlib --strict-markers -ra"
 
 bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmarks/results and deployments/benchmarks/results
@@ -56,6 +56,7 @@ bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmar
 	$(BIN)/python deployments/benchmarks/bench_token_path.py
 	$(BIN)/python deployments/benchmarks/bench_request_path.py
 	$(BIN)/python engine/benchmarks/bench_noisy_neighbour.py
+	$(BIN)/python platform/benchmarks/bench_telemetry_cost.py
 	$(BIN)/python tenancy/benchmarks/bench_limiter.py
 	$(BIN)/python engine/benchmarks/bench_batch_class.py
 	$(BIN)/python deployments/benchmarks/bench_batch_interference.py

@@ -43,16 +43,16 @@ def _counters(stats: EngineStats) -> dict[str, float]:
 class RayMetrics:
     """Mirrors one replica's metrics. Belongs to its event loop; Ray must be there."""
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self, metrics: EngineMetrics, replica_id: str = "") -> None:
         # Only here: whoever imports this module may run without Ray.
         from ray.util.metrics import Counter, Gauge, Histogram
 
         self._metrics = metrics
-        tags = dict(zip(_LABELS, metrics.labels, strict=True))
+        tags = {**dict(zip(_LABELS, metrics.labels, strict=True)), "ReplicaId": replica_id}
         stats = metrics.stats()
 
         def made(kind: Any, name: str, *arguments: Any, extra: tuple[str, ...] = ()) -> Any:
-            found = kind(f"vllm_{name}", *arguments, tag_keys=(*_LABELS, *extra))
+            found = kind(f"vllm_{name}", *arguments, tag_keys=(*_LABELS, "ReplicaId", *extra))
             found.set_default_tags(tags)
             return found
 
@@ -110,5 +110,13 @@ class RayMetrics:
 def ray_metrics(metrics: EngineMetrics) -> RayMetrics | None:
     """The mirror of a replica's metrics; None outside of a Ray worker."""
     import ray
+    from ray import serve
 
-    return RayMetrics(metrics) if ray.is_initialized() else None
+    if not ray.is_initialized():
+        return None
+    try:
+        # The dashboard tells replicas apart by Serve's name of each.
+        replica_id = str(serve.get_replica_context().replica_id.unique_id)
+    except serve.exceptions.RayServeException:
+        replica_id = ""
+    return RayMetrics(metrics, replica_id)
