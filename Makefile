@@ -60,6 +60,7 @@ bench: $(STAMP) ## Measure against peers in the same run; writes engine/benchmar
 	$(BIN)/python tenancy/benchmarks/bench_limiter.py
 	$(BIN)/python engine/benchmarks/bench_batch_class.py
 	$(BIN)/python deployments/benchmarks/bench_batch_interference.py
+	$(BIN)/python deployments/benchmarks/bench_autoscaling.py --output deployments/benchmarks/results/autoscaling.json
 	$(BIN)/python billing/benchmarks/bench_events.py
 	$(BIN)/python billing/benchmarks/bench_exports.py
 	$(BIN)/python routing/benchmarks/bench_policies.py --output routing/benchmarks/results/policies_4.json
