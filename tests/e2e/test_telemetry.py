@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from footplate.deployments.leftovers import wait_until
-from footplate.deployments.ray_environment import LOOPBACK
 from footplate.deployments.run_paths import RunPaths
 from tests.e2e.serve_process import SMALL, ServeProcess
 from tests.otlp_receiver import Receiver, attributes, receiving
@@ -138,46 +135,6 @@ def test_a_replica_answers_metrics_itself_for_scrape_and_admin_keys(
     families = {family.name: family for family in text_string_to_metric_families(ask("scrape").text)}
     assert families["vllm:num_requests_waiting"].samples[0].labels == {"model_name": SMALL, "engine": "0"}
     assert "vllm:cache_config_info" in families
-
-
-def test_rays_own_metrics_have_the_series_of_its_dashboard(exporting: tuple[ServeProcess, Receiver]) -> None:
-    served, _ = exporting
-    with served.http() as http:
-        assert http.post("/v1/completions", json={"model": SMALL, "prompt": "One"}).status_code == 200
-    # Ray's agent takes free ports, of which one answers.
-    [agent] = served.pids("--metrics-export-port")
-    sockets = psutil.Process(agent).net_connections("tcp")
-    ports = {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
-    told: list[str] = []
-
-    def is_there() -> bool:
-        for port in ports:
-            with contextlib.suppress(httpx.HTTPError):
-                told[:] = httpx.get(f"http://{LOOPBACK}:{port}/metrics", timeout=5).text.splitlines()
-                if any(line.startswith("ray_vllm_generation_tokens_total{") for line in told):
-                    return True
-        return False
-
-    # Ray gathers every ten seconds.
-    assert wait_until(is_there, 40, every_s=0.5)
-    [line] = [line for line in told if line.startswith("ray_vllm_generation_tokens_total{")]
-    assert f'model_name="{SMALL}"' in line and 'ReplicaId=""' not in line and 'ReplicaId="' in line
-    names = {line.partition("{")[0] for line in told}
-    assert {
-        "ray_vllm_num_requests_running",
-        "ray_vllm_num_requests_waiting",
-        "ray_vllm_kv_cache_usage_perc",
-        "ray_vllm_prompt_tokens_total",
-        "ray_vllm_request_success_total",
-        "ray_vllm_prefix_cache_queries_total",
-        "ray_vllm_time_to_first_token_seconds_bucket",
-        "ray_vllm_request_queue_time_seconds_sum",
-        "ray_vllm_request_prefill_time_seconds_sum",
-        "ray_vllm_request_decode_time_seconds_sum",
-        "ray_vllm_e2e_request_latency_seconds_bucket",
-        "ray_vllm_request_prompt_tokens_bucket",
-        "ray_vllm_request_generation_tokens_bucket",
-    } <= names
 
 
 def test_failures_leave_nothing_of_a_request_in_any_file(exporting: tuple[ServeProcess, Receiver]) -> None:
