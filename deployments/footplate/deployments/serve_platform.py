@@ -34,6 +34,8 @@ from footplate.deployments.specs import (
 from footplate.engine.config import EngineConfig
 
 GATEWAY_DEPLOYMENT = "Gateway"
+# Of the names of Serve's replica actors: then the application, the deployment and an id, with # between.
+REPLICA_PREFIX = "SERVE_REPLICA::"
 # The engine queues and refuses; Serve's own queue must never be the one that fills.
 MAX_ONGOING_REQUESTS = 100_000
 # Serve's default backs off up to half a second, which a full replica would turn into idle time.
@@ -218,6 +220,16 @@ def _applications_of(models: Collection[str]) -> set[str]:
     return {name for name in serve.status().applications if is_of(models, name)}
 
 
+def _kill_replicas(models: Collection[str]) -> None:
+    """End replicas that don't end by themselves; Serve would give them as long as streams of an update have."""
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        name = actor["name"]
+        application = name.removeprefix(REPLICA_PREFIX).rsplit("#", 2)[0]
+        if name.startswith(REPLICA_PREFIX) and is_of(models, application):
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                ray.kill(ray.get_actor(name, namespace=SERVE_NAMESPACE))
+
+
 def _shut_down(models: Collection[str], drain_s: float) -> None:
     if not ray.is_initialized():
         # Serve's calls would start a new cluster, only to stop it.
@@ -226,7 +238,8 @@ def _shut_down(models: Collection[str], drain_s: float) -> None:
         # Engines go first: what they can't end in time ends with an error that the gateway still can tell.
         for application in _applications_of(models):
             serve.delete(application, _blocking=False)
-        wait_until(lambda: not _applications_of(models), drain_s + 3.0, every_s=0.1)
+        if not wait_until(lambda: not _applications_of(models), drain_s + 3.0, every_s=0.1):
+            _kill_replicas(models)
         serve.shutdown()  # type: ignore[no-untyped-call]
     finally:
         ray.shutdown()
