@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from footplate.tenancy.admin.quotas import set_tenant_quota
 from footplate.tenancy.admin.tenants import create_tenant, suspend_tenant, update_tenant
 from footplate.tenancy.api_keys import Role, make_key
 from footplate.tenancy.authenticator import PEPPER_PURPOSE, CachingAuthenticator
-from footplate.tenancy.changes import Change, ChangeFollower
+from footplate.tenancy.changes import BUS_ALONE_S, Change, ChangeFollower, Pulse
 from footplate.tenancy.errors import StoreUnavailable
 from footplate.tenancy.secrets import MasterKey
 from tests.postgres_server import PostgresServer, connected
@@ -241,6 +241,98 @@ def test_what_nobody_of_ours_says_on_the_channel_changes_nothing(
             assert await gateway.opens(key)
 
     run(work())
+
+
+class PulsingBus:
+    """A bus that says what it is given; `told` is set when all of it was heard."""
+
+    def __init__(self) -> None:
+        self.given: asyncio.Queue[Change | Pulse | None] = asyncio.Queue()
+
+    async def publish(self, changes: Sequence[Change]) -> None:
+        raise AssertionError("nobody publishes here")
+
+    async def listen(self) -> AsyncIterator[Change | Pulse | None]:
+        while True:
+            yield await self.given.get()
+            self.given.task_done()
+
+    async def say(self, *what: Change | Pulse | None) -> None:
+        for each in what:
+            self.given.put_nowait(each)
+        await self.given.join()
+
+
+@pytest.mark.parametrize("is_gap", [False, True])
+def test_a_bus_that_is_heard_holds_what_is_known_while_the_database_is_away_for_a_while(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_gap: bool
+) -> None:
+    """But not for ever, and not at all where it may have missed something."""
+
+    async def work() -> None:
+        key, _ = new_key(engine)
+        bus = PulsingBus()
+        gateway = Gateway(engine, None)
+        follower = ChangeFollower(gateway, gateway.log, bus, poll_s=0.01, clock=lambda: gateway.seconds)
+        follower.start()
+        try:
+            await bus.say(None)
+            gateway.seconds = 0.1
+            await until(lambda: follower._read_at == 0.1)
+            assert await gateway.opens(key)
+
+            def gone(*_: object) -> Any:
+                raise StoreUnavailable("gone")
+
+            monkeypatch.setattr(gateway.log, "changes_after", gone)
+            monkeypatch.setattr(gateway.store, "find_key", gone)
+            await until(lambda: follower._is_lost)
+            if is_gap:
+                gateway.seconds += 0.5
+                await bus.say(None)
+            while not is_gap and gateway.seconds < BUS_ALONE_S:
+                gateway.seconds += 1.5
+                await bus.say(Pulse.SENT, Pulse.HEARD)
+                assert await gateway.opens(key)
+            for _ in range(2):
+                gateway.seconds += 1.5
+                await bus.say(Pulse.SENT, Pulse.HEARD)
+            with pytest.raises(StoreUnavailable):
+                await gateway.opens(key)
+            # What it tells holds at once, whoever else is away.
+            gateway.heard.clear()
+            await bus.say(Change(TargetKind.KEY, key.split("_")[1]))
+            assert gateway.heard.is_set()
+        finally:
+            await follower.close()
+
+    run(work())
+
+
+def test_valkey_gives_a_pulse_while_nothing_changes(valkey: ValkeyServer) -> None:
+    async def work() -> None:
+        bus = ValkeyChangeBus(valkey.url)
+        try:
+            heard = [told async for told, _ in _counted(bus.listen(), 5)]
+        finally:
+            await bus.close()
+        assert heard == [None, Pulse.SENT, Pulse.HEARD, Pulse.SENT, Pulse.HEARD]
+
+    run(work())
+
+
+async def _counted(told: AsyncIterator[Any], count: int) -> AsyncIterator[tuple[Any, int]]:
+    number = 0
+    async for each in told:
+        number += 1
+        yield each, number
+        if number == count:
+            return
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():
+        await asyncio.sleep(0.005)
 
 
 def test_while_the_database_is_away_what_is_known_runs_out_within_the_bound(

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from footplate.tenancy.admin.audit import AuditRecord, Outcome, TargetKind
@@ -20,6 +21,8 @@ from footplate.tenancy.errors import StoreUnavailable
 
 _LOGGER = logging.getLogger(__name__)
 POLL_S = 0.5
+# For so long after the last answer of the log, a bus that is heard stands in for it.
+BUS_ALONE_S = 30.0
 RETRY_S = 0.5
 ANSWER_S = 2.0
 
@@ -41,6 +44,13 @@ def change_of(record: AuditRecord) -> Change | None:
     if record.outcome is not Outcome.DONE or record.target is None or record.target.kind not in FOLLOWED:
         return None
     return Change(record.target.kind, record.target.id)
+
+
+class Pulse(Enum):
+    """A bus shows that it is there. What was told before SENT has been heard by the HEARD that follows it."""
+
+    SENT = "sent"
+    HEARD = "heard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +76,9 @@ class ChangeBus(Protocol):
         """Tell. Never raises: whoever isn't told will ask."""
         ...
 
-    def listen(self) -> AsyncIterator[Change | None]:
-        """What is told from now on; None each time that something may have been missed. Ends when the bus
-        is lost."""
+    def listen(self) -> AsyncIterator[Change | Pulse | None]:
+        """What is told from now on, with a pulse while nothing is; None each time that something may have
+        been missed. Ends when the bus is lost."""
         ...
 
 
@@ -115,6 +125,9 @@ class ChangeFollower:
         self._is_due = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_lost = False
+        # When the log was last asked of what it answered, and when the bus may have lost something.
+        self._read_at = float("-inf")
+        self._gap_at = float("inf")
         # The question that waits for its answer, and when it was asked.
         self._asking: tuple[asyncio.Future[Changes], float] | None = None
 
@@ -160,6 +173,7 @@ class ChangeFollower:
         for change in found.changes or ():
             self._apply(change)
         self._last = found.last
+        self._read_at = asked_at
         self._cache.confirm(asked_at)
 
     def _apply(self, change: Change) -> None:
@@ -196,9 +210,26 @@ class ChangeFollower:
 
     async def _keep_listening(self, bus: ChangeBus) -> None:
         while True:
-            async for change in bus.listen():
-                if change is None:
+            sent_at = float("-inf")
+            async for told in bus.listen():
+                if told is None:
+                    self._gap_at = self._clock()
                     self._is_due.set()
-                else:
-                    self._apply(change)
+                elif told is Pulse.SENT:
+                    sent_at = self._clock()
+                elif told is Pulse.HEARD:
+                    self._hear_pulse(sent_at)
+                elif isinstance(told, Change):
+                    self._apply(told)
+            self._gap_at = float("inf")
             await asyncio.sleep(RETRY_S)
+
+    def _hear_pulse(self, sent_at: float) -> None:
+        """While the log can't be read, hold what is held: whoever changes something tells the bus first.
+
+        A database that is away takes no change. If it is only we who can't reach it, a change is missed only
+        where its maker can't reach the bus either; so this goes on for a while and not for ever.
+        """
+        has_heard_all = self._gap_at <= self._read_at
+        if self._is_lost and has_heard_all and sent_at - self._read_at < BUS_ALONE_S:
+            self._cache.confirm(sent_at)

@@ -20,6 +20,12 @@ from footplate.routing.evaluation import Evaluation, LabelledItem, TokenPrices, 
 
 eval_commands = typer.Typer(help="Measure models and policies on labelled sets.", no_args_is_help=True)
 _Price = Annotated[str, typer.Option(help="Input and output price of one million tokens, such as 0.02,0.08.")]
+_Chat = Annotated[
+    bool, typer.Option("--chat", help="Ask by each model's chat template, for routes that chats go to.")
+]
+_Reuse = Annotated[
+    bool, typer.Option("--reuse-answers", help="Take those that the folder has from an earlier run.")
+]
 
 
 @eval_commands.callback()
@@ -50,15 +56,11 @@ def cascade(  # noqa: PLR0913 - one option for each thing that is measured
     max_characters: Annotated[int, typer.Option(help="rules: length with the score 0.5.", min=1)] = 1_000,
     classifier: Annotated[Path | None, typer.Option(help="classifier: weights; else the packaged.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1, max=4_096)] = 12,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Ask by each model's chat template, for routes that chats go to.")
-    ] = False,
+    chat: _Chat = False,
     small_template: Annotated[Path | None, typer.Option(help="With --chat: in place of the model's.")] = None,
     large_template: Annotated[Path | None, typer.Option(help="With --chat: in place of the model's.")] = None,
     options: Annotated[str, typer.Option(help="Engine options of both models as a JSON object.")] = "{}",
-    reuse_answers: Annotated[
-        bool, typer.Option("--reuse-answers", help="Take those that the folder has from an earlier run.")
-    ] = False,
+    reuse_answers: _Reuse = False,
     plot: Annotated[bool, typer.Option(help="Draw cascade.png.")] = True,
 ) -> None:
     """Answer the set with both models, set the threshold for the stated risk, and measure it.

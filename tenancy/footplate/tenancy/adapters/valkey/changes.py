@@ -12,12 +12,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from footplate.tenancy.admin.audit import TargetKind
-from footplate.tenancy.changes import Change
+from footplate.tenancy.changes import Change, Pulse
 
 CHANNEL = "footplate:changes"
 TIMEOUT_S = 0.5
-# A listener that has heard nothing for so long asks whether the server is there.
-SILENCE_S = 5.0
+# A listener that has heard nothing for so long asks whether the server is there, and how long it waits.
+SILENCE_S = 0.5
+ANSWER_S = 5.0
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -47,15 +48,25 @@ class ValkeyChangeBus:
             # Gateways ask the database within the half second.
             _LOGGER.warning("a change was not told over Valkey: %s", error)
 
-    async def listen(self) -> AsyncIterator[Change | None]:
+    async def listen(self) -> AsyncIterator[Change | Pulse | None]:
         """As `ChangeBus.listen`."""
         subscription = self._client.pubsub()
+        num_silent: int | None = None  # since the server was asked
         try:
             await subscription.subscribe(self._channel)
             while True:
                 message = await subscription.get_message(timeout=SILENCE_S)
-                if message is None:
+                if message is None and num_silent is None:
+                    num_silent = 0
+                    yield Pulse.SENT
                     await subscription.ping()
+                elif message is None:
+                    num_silent = (num_silent or 0) + 1
+                    if num_silent * SILENCE_S >= ANSWER_S:
+                        raise TimeoutError
+                elif message["type"] == "pong":
+                    num_silent = None
+                    yield Pulse.HEARD
                 elif message["type"] == "subscribe":
                     self._note_lost(False)
                     yield None
