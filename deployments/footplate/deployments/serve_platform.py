@@ -221,7 +221,7 @@ def _applications_of(models: Collection[str]) -> set[str]:
 
 
 def _kill_replicas(models: Collection[str]) -> None:
-    """End replicas that don't end by themselves; Serve would give them as long as streams of an update have."""
+    """End replicas that don't end by themselves; Serve would give them what streams of an update have."""
     for actor in ray.util.list_named_actors(all_namespaces=True):
         name = actor["name"]
         application = name.removeprefix(REPLICA_PREFIX).rsplit("#", 2)[0]
