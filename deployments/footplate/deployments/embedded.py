@@ -171,9 +171,12 @@ class EmbeddedPostgres:
             command, capture_output=True, cwd="/", env=_environment(self._paths), **self._account.options()
         )  # type: ignore[call-overload]  # the user switch is a mapping
         if done.returncode:
-            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            # The first says what was wrong, those behind it what became of that.
+            faults = [line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line]
+            said = faults[0] if faults else f"initdb ended with {done.returncode}"
             shutil.rmtree(self._paths.postgres_dir, ignore_errors=True)
-            raise StartupError(f"PostgreSQL's data folder can't be made: {' '.join(last)}", "free disk space")
+            mend = f"see that {self._paths.postgres_dir.parent} can be written and has space"
+            raise StartupError(f"PostgreSQL's data folder can't be made: {said}", mend)
 
     def _last_log_line(self) -> str:
         try:
