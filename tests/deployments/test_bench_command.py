@@ -43,8 +43,8 @@ def test_rows_carry_figure_spread_and_roofline(source: str, tmp_path: Path) -> N
             assert row["value"] > 0 and 0 < roofline["share"] < 1, name
         assert roofline["ceiling_bytes_s"] > 1e8 and roofline["ceiling_flops_s"] > 1e8
     assert by_name["decode 32"]["roofline"]["flops"] > 3 * by_name["decode 8"]["roofline"]["flops"]
-    # what is found in the cache is not computed again
-    assert by_name["prefix warm"]["roofline"]["flops"] < by_name["prefix cold"]["roofline"]["flops"] / 2
+    # What is found in the cache is not computed again; when cold, those of one group share it already.
+    assert by_name["prefix warm"]["roofline"]["flops"] < by_name["prefix cold"]["roofline"]["flops"] * 0.7
 
 
 def test_what_can_not_be_run_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -210,6 +210,25 @@ async def test_a_model_without_replicas_is_woken_once_by_whoever_asks(tmp_path: 
 
 
 @asynchronous
+async def test_a_silent_replica_refuses_nobody_while_another_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_client, "ANSWER_S", 0.2)
+    async with fleet_of(tmp_path, 2) as fleet:
+        silent, dead = fleet.replicas
+        silent.cache(PROMPT, b"tenant")
+        await until(lambda: fleet.knows(silent, 40))
+        silent.outlet.take = lambda *_: None  # type: ignore[method-assign]
+        journey = Journey("m")
+        asking = asyncio.create_task(fleet.client.submit("m", asked("r"), journey))
+        await dead.outlet.close()
+        await until(lambda: [each.outcome for each in journey.placements][:1] == ["refused"])
+        fleet.replicas[:] = [Replica(2)]
+        assert (await asking).engine == "2"
+        await silent.outlet.close()
+
+
+@asynchronous
 async def test_a_gateway_that_finds_no_replica_wakes_the_model_to_learn_what_it_is(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, 0) as fleet:
         fleet.application.asleep.append(Replica("0"))
@@ -294,7 +313,7 @@ async def test_who_has_somebody_else_to_ask_waits_for_no_replacement(
     async with fleet_of(tmp_path, 1) as fleet:
         [replica] = fleet.replicas
         replica.outlet.take = lambda *_: None  # type: ignore[method-assign]
-        with pytest.raises(EngineOverloaded, match="no answer"):
+        with pytest.raises(EngineOverloaded, match="answers now"):
             await fleet.client.submit("m", asked("r"), Journey("m", may_wait=False))
 
 

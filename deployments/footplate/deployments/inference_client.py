@@ -228,15 +228,16 @@ class ChannelInferenceClient:
                         answer = await self._ask(request, link, tried, _placed(journey, ranked))
                         if isinstance(answer, TokenStream):
                             return answer
-                        # A full engine's word is worth more than a dead one's.
-                        refusal = refusal if isinstance(refusal, EngineOverloaded) else answer
+                        # A full engine's word is worth more than a dead one's, and silence is none.
+                        if answer is not None and not isinstance(refusal, EngineOverloaded):
+                            refusal = answer
                     if was_asked:
                         # There may be others.
                         continue
                     if isinstance(refusal, EngineOverloaded):
                         raise refusal
                     if not journey.may_wait:
-                        raise refusal or EngineOverloaded(f"no replica of {model} is there now")
+                        raise refusal or EngineOverloaded(f"no replica of {model} answers now")
                     if not self._board.links(model):
                         self._wake(model)
                     await self._board.wait_for_news()
@@ -246,8 +247,8 @@ class ChannelInferenceClient:
 
     async def _ask(
         self, request: EngineRequest, link: EngineLink, tried: set[EngineLink], journey: Journey
-    ) -> TokenStream | EngineError:
-        """One replica's answer: the stream, or why there is none and another may be asked.
+    ) -> TokenStream | EngineError | None:
+        """One replica's answer: the stream, or why there is none and another may be asked; None: it is silent.
 
         Raises:
             InvalidRequest, RequestTooLarge: every other one would say the same.
@@ -264,7 +265,7 @@ class ChannelInferenceClient:
             stream.discard()
             _refused(placement)
             self._board.suspect(link)
-            return EngineOverloaded(f"a replica of {model} gave no answer")
+            return None
         except BaseException:
             stream.discard()
             _refused(placement)
