@@ -219,13 +219,14 @@ async def test_a_silent_replica_refuses_nobody_while_another_is_replaced(
         silent.cache(PROMPT, b"tenant")
         await until(lambda: fleet.knows(silent, 40))
         silent.outlet.take = lambda *_: None  # type: ignore[method-assign]
+        dead.refusal = EngineDead("it ends")
         journey = Journey("m")
         asking = asyncio.create_task(fleet.client.submit("m", asked("r"), journey))
-        await dead.outlet.close()
-        await until(lambda: [each.outcome for each in journey.placements][:1] == ["refused"])
+        await until(lambda: [each.outcome for each in journey.placements] == ["refused"] * 2)
         fleet.replicas[:] = [Replica(2)]
         assert (await asking).engine == "2"
-        await silent.outlet.close()
+        for replica in (silent, dead):
+            await replica.outlet.close()
 
 
 @asynchronous

@@ -228,9 +228,7 @@ class ChannelInferenceClient:
                         answer = await self._ask(request, link, tried, _placed(journey, ranked))
                         if isinstance(answer, TokenStream):
                             return answer
-                        # A full engine's word is worth more than a dead one's, and silence is none.
-                        if answer is not None and not isinstance(refusal, EngineOverloaded):
-                            refusal = answer
+                        refusal = _weightier(refusal, answer)
                     if was_asked:
                         # There may be others.
                         continue
@@ -248,7 +246,7 @@ class ChannelInferenceClient:
     async def _ask(
         self, request: EngineRequest, link: EngineLink, tried: set[EngineLink], journey: Journey
     ) -> TokenStream | EngineError | None:
-        """One replica's answer: the stream, or why there is none and another may be asked; None: it is silent.
+        """One replica's answer: the stream, or why there is none and another may be asked; None: silence.
 
         Raises:
             InvalidRequest, RequestTooLarge: every other one would say the same.
@@ -352,6 +350,11 @@ class ChannelInferenceClient:
     def _is_over(self, model: str, generation: int) -> bool:
         """Whether a generation that doesn't answer has been replaced by a newer one, which does."""
         return any(number > generation and each.card for number, each in self._generations[model].items())
+
+
+def _weightier(refusal: EngineError | None, answer: EngineError | None) -> EngineError | None:
+    """A full engine's word is worth more than a dead one's, and silence is none."""
+    return refusal if answer is None or isinstance(refusal, EngineOverloaded) else answer
 
 
 def _placed(journey: Journey, ranked: Ranked) -> Journey:
