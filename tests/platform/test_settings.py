@@ -185,7 +185,12 @@ def test_everything_may_be_left_out(write: Callable[[str], Path]) -> None:
         ("telemetry:\n  otlp_endpoint: collector:4318\n", 2, "telemetry.otlp_endpoint", "http://HOST"),
         ("telemetry:\n  otlp_endpoint: http://u:s@x:1\n", 2, "telemetry.otlp_endpoint", "otlp_headers_file"),
         ("telemetry:\n  trace_ratio: 1.5\n", 2, "telemetry.trace_ratio", "less than"),
-        ("telemetry: {content_capture: {mode: errors}}\n", 1, "telemetry.content_capture.mode", "not avail"),
+        (
+            "telemetry: {content_capture: {retention_days: 31}}\n",
+            1,
+            "telemetry.content_capture.retention_days",
+            "30",
+        ),
         ("tenancy:\n  default_quota: {weight: 0}\n", 2, "tenancy.default_quota.weight", "must be from 0.01"),
         (
             "limits: {degraded_mode: {budget: open}}\n",

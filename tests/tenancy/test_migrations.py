@@ -87,4 +87,4 @@ def test_many_who_start_at_once_migrate_once(postgres: PostgresServer) -> None:
     with connected(postgres.new_database()) as engine, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: migrations.upgrade(engine, schema), range(4)))
         with engine.connect() as connection:
-            assert migrations.version(connection, schema) == "0003"
+            assert migrations.version(connection, schema) == "0004"

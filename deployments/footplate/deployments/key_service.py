@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from footplate.platform.administration import AdminDesk
 from footplate.platform.billing_desk import BillingDesk
+from footplate.platform.capture.store import CaptureReader
 from footplate.platform.http.health import Readiness, ReadinessCheck
 from footplate.platform.model_desk import ModelDesk
 from footplate.platform.ports import Principal, UseReader
@@ -57,6 +58,7 @@ def _principal(holder: KeyHolder | None) -> Principal | None:
         holder.key_quota,
         holder.cost_center,
         holder.labels,
+        holder.captures_content,
     )
 
 
@@ -75,6 +77,7 @@ class KeyService:
         billing: BillingDesk | None = None,
         models: ModelDesk | None = None,
         models_changed: Callable[[], None] = lambda: None,
+        captures: CaptureReader | None = None,
     ) -> None:
         # Pools apart: administration that waits must hold up neither the keys of requests nor the polls.
         self._reader = PostgresKeyReader(database_url)
@@ -102,6 +105,7 @@ class KeyService:
             source_header=source_header,
             billing=billing,
             models=models,
+            captures=captures,
         )
         self.authenticator = TenancyAuthenticator(self.keys)
         self._noting: asyncio.Task[None] | None = None

@@ -24,6 +24,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     # The drivers are only loaded in the process that talks to the database.
     from footplate.deployments.batches.service import BatchService, LineParts
     from footplate.deployments.books_service import BooksService
+    from footplate.deployments.capture.service import CaptureService
     from footplate.deployments.key_service import KeyService
     from footplate.deployments.limits import GatewayLimits
     from footplate.deployments.metering_service import MeteringService
@@ -50,6 +51,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         keeper=usage.keeper,
     )
     models = ModelService.of(spec, settings, client, models_dir, partial(_preload, pipelines))
+    captures = CaptureService(spec.database_url, settings.telemetry.content_capture)
     keys = KeyService(
         spec.database_url,
         spec.redis_url,
@@ -60,12 +62,14 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         billing=books.desk,
         models=models.desk if models is not None else None,
         models_changed=models.changed if models is not None else _nothing,
+        captures=captures.store,
     )
     batches = BatchService(spec.database_url, settings.storage.files_url, paths.data_dir, settings.batches)
     telemetry = TelemetryService.of("gateway", settings.telemetry)
     usage.start()
     limits.start()
     keys.start()
+    captures.start()
     if models is not None:
         models.start()
     app = create_app(
@@ -81,6 +85,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         admission=limits.admission,
         desk=keys.desk,
         telemetry=telemetry.telemetry,
+        captures=captures.recorder,
     )
     telemetry.start(app.state.gateway.metrics.collect_own)
     endpoints = serve_batches(app, batches.parts)
@@ -94,6 +99,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
         batches.close,
         limits.close,
         usage.close,
+        captures.close,
         books.close,
         keys.close,
         telemetry.close,

@@ -19,6 +19,7 @@ def prepare_storage(database_url: str, master_key_file: Path, keys_dir: Path | N
     from sqlalchemy.exc import SQLAlchemyError
 
     from footplate.deployments import migrations
+    from footplate.deployments.capture import schema as capture_schema
     from footplate.deployments.model_registry import schema as registry_schema
     from footplate.tenancy.adapters.postgres import schema
     from footplate.tenancy.adapters.postgres.store import PostgresKeyStore, connect
@@ -27,6 +28,7 @@ def prepare_storage(database_url: str, master_key_file: Path, keys_dir: Path | N
     try:
         migrations.upgrade(engine, schema)
         migrations.upgrade(engine, registry_schema)
+        migrations.upgrade(engine, capture_schema)
         if keys_dir is not None:
             create_first_keys(PostgresKeyStore(engine), MasterKey.load(master_key_file), keys_dir)
     except SQLAlchemyError as error:

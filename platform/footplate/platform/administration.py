@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from footplate.platform.billing_desk import LONG_S, BillingDesk
+from footplate.platform.capture.store import CaptureReader
 from footplate.platform.model_desk import ModelDesk
 from footplate.platform.ports import UseReader
 from footplate.tenancy.admin.administration import Administration, Changed, Enclosing, IdempotentRequest
@@ -45,7 +46,8 @@ class AdminDesk:
 
     `pepper` hashes new keys; `default_quota` is shown, not stored; `use` says what callers have used.
     `billing`: reports, prices and months; None where no books are kept. `models`: what adds and removes them;
-    None where they are what the platform was deployed with.
+    None where they are what the platform was deployed with. `captures`: where kept prompts and answers are
+    read; None where there is no such store.
     `source_header`: where the proxy in front says from which address a request came; None without one.
     """
 
@@ -57,6 +59,7 @@ class AdminDesk:
     source_header: str | None = None
     billing: BillingDesk | None = field(default=None, repr=False)
     models: ModelDesk | None = field(default=None, repr=False)
+    captures: CaptureReader | None = field(default=None, repr=False)
     now: Callable[[], datetime] = _utc_now
     _refusals: RefusalBudget = field(default_factory=RefusalBudget, repr=False)
     _threads: ThreadPoolExecutor = field(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from footplate.billing.usage import EventSkeleton, EventState, UsageEvent
 from footplate.engine.types import EngineRequest, TokenUsage
 from footplate.platform.admission import Admission, Admitted, Needed, Terms
+from footplate.platform.capture.recorder import Hearing
 from footplate.platform.errors import AnswerNotRead
 from footplate.platform.generation import PromptRun, RequestRun, Sink
 from footplate.platform.metering import RequestFacts
@@ -36,9 +37,12 @@ class AdmittedRun:
         terms: Terms,
         facts: RequestFacts,
         record: InferenceRecord,
+        hearing: Hearing | None = None,
     ) -> None:
         self._run = run
         self.record = record
+        # Of a tenant whose prompts and answers may be kept.
+        self._hearing = hearing
         self._admission = admission
         self._terms = terms
         self._facts = facts
@@ -125,6 +129,8 @@ class AdmittedRun:
 
     async def drain(self, sink: Sink, flush: Callable[[], Awaitable[None]] | None = None) -> None:
         """Give everything to `sink`. Raises as `Run.drain`."""
+        if self._hearing is not None:
+            sink = self._hearing.beside(sink)
         try:
             await (self._run.drain(sink) if flush is None else self._run.drain(sink, flush))
         except (asyncio.CancelledError, AnswerNotRead):
@@ -179,6 +185,8 @@ class AdmittedRun:
         await self._run.close()
         # Behind it, since what engines said of their work is known by then; usage and choices stay.
         self.record.ended(self._run, self._state)
+        if self._hearing is not None:
+            self._hearing.ended(self._run, self.record, self._state)
 
     def _end(self, state: EventState, *, is_exact: bool) -> None:
         hold, metering = self._admitted.hold, self._admission.metering

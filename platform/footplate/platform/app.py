@@ -19,6 +19,7 @@ from footplate.platform.administration import AdminDesk
 from footplate.platform.admission import Admission, local_admission
 from footplate.platform.batches.desk import BatchDesk
 from footplate.platform.batches.metrics import BatchMetrics
+from footplate.platform.capture.recorder import CaptureRecorder
 from footplate.platform.http import chat, completions, metrics, models, tokens
 from footplate.platform.http.admin.endpoints import admin_routes
 from footplate.platform.http.admin.exchange import answer as answer_admin
@@ -67,22 +68,34 @@ def create_app(  # noqa: PLR0913 - the parts of a gateway, which callers name
     desk: AdminDesk | None = None,
     admission: Admission | None = None,
     telemetry: Telemetry | None = None,
+    captures: CaptureRecorder | None = None,
 ) -> FastAPI:
     """The gateway's ASGI application. Starts nothing and owns nothing: its parts are the caller's to close.
 
     `readiness` adds dependencies to `/readyz`, by name; the engines are there anyway. Without a `desk` there
     are no `/admin/v1` and no `/v1/me`; without an `admission` limits are held by this process alone; without
-    `telemetry` nothing is exported. See `serve_batches` for `/v1/files` and `/v1/batches`.
+    `telemetry` nothing is exported, without `captures` no content is kept. See `serve_batches` for
+    `/v1/files` and `/v1/batches`.
     """
     admission = admission or local_admission()
     metering = admission.metering
     of_usage = () if metering is None else (metering.metrics,)
     gateway_metrics = GatewayMetrics(client.stats, admission.metrics, admission.cascades, *of_usage)
-    gateway = Gateway(client, authenticator, pipelines, gateway_metrics, admission, cascades_of(settings))
+    gateway = Gateway(
+        client,
+        authenticator,
+        pipelines,
+        gateway_metrics,
+        admission,
+        cascades_of(settings),
+        captures=captures,
+    )
     telemetry = telemetry or Telemetry()
     telemetry.allowed.known_models = ServedNames(settings, client)
     gateway_metrics.allowed = telemetry.allowed
     gateway_metrics.add(gateway.genai)
+    if captures is not None:
+        gateway_metrics.add(captures)
     if telemetry.exporter is not None:
         gateway_metrics.add(telemetry.exporter)
     posts: dict[str, StraightEndpoint] = {}

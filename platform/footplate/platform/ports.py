@@ -143,6 +143,8 @@ class Principal:
     # Whom its use is charged to, as it stands on usage events; labels in the order of their names.
     cost_center: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+    # Whether its tenant has opted in to having prompts and answers kept; see `capture`.
+    captures_content: bool = False
 
 
 class Authenticator(Protocol):

@@ -435,8 +435,6 @@ def settings_schema() -> dict[str, Any]:
 def _not_honoured(settings: Settings) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Settings that are valid but that nothing in this version acts on: silence would be a lie."""
     later = "is not available in this version; "
-    if settings.telemetry.content_capture.mode != "off":
-        yield ("telemetry", "content_capture", "mode"), f"content capture {later}set off"
     if settings.limits.degraded_mode.budget != DegradedModeSettings().budget:
         yield ("limits", "degraded_mode", "budget"), f"counting budgets {later}set closed"
 

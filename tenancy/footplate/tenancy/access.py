@@ -57,6 +57,8 @@ class Action(StrEnum):
     READ_RECONCILIATION = "reconciliation.read"
     CREATE_EXPORT = "export.create"
     READ_EXPORT = "export.read"
+    LIST_CAPTURES = "captures.list"
+    READ_CAPTURE = "capture.read"
 
 
 _ADMIN, _FINANCE, _AUDITOR = Role.PLATFORM_ADMIN, Role.FINANCE, Role.AUDITOR
@@ -104,6 +106,8 @@ MATRIX: Mapping[Action, Mapping[Role, Reach]] = MappingProxyType(
         Action.READ_RECONCILIATION: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL},
         Action.CREATE_EXPORT: {_ADMIN: _ALL, _FINANCE: _ALL, _TENANT_ADMIN: _OWN},
         Action.READ_EXPORT: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},
+        Action.LIST_CAPTURES: {_ADMIN: _ALL},
+        Action.READ_CAPTURE: {_ADMIN: _ALL},
     }
 )
 

@@ -64,6 +64,8 @@ class StoredKey:
     cost_center: str = ""
     tenant_labels: Mapping[str, str] = field(default_factory=dict)
     key_labels: Mapping[str, str] = field(default_factory=dict)
+    # Of its tenant.
+    captures_content: bool = False
 
     def is_live(self, now: datetime) -> bool:
         """Whether the key opens anything at `now` (an aware time)."""

@@ -35,6 +35,7 @@ class KeyHolder:
     cost_center: str = ""
     # Of the key and its tenant, by name; where both have one, the key's.
     labels: tuple[tuple[str, str], ...] = ()
+    captures_content: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ class CachingAuthenticator:
             stored.key_quota,
             stored.cost_center,
             tuple(sorted({**stored.tenant_labels, **stored.key_labels}.items())),
+            stored.captures_content,
         )
 
     def _scope(self, stored: StoredKey) -> bytes:

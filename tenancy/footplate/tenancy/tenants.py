@@ -46,6 +46,8 @@ class Tenant:
     quota: Quota | None = None
     # What days are in its reports and files when nobody says otherwise; None: those of the books.
     timezone: str | None = None
+    # Whether prompts and answers may be kept, where the platform keeps any.
+    captures_content: bool = False
 
     def fields(self) -> dict[str, Any]:
         """As it is shown and as it stands in audit records; the quota is shown apart."""
@@ -57,6 +59,7 @@ class Tenant:
             "share_group": self.share_group,
             "timezone": self.timezone,
             "labels": dict(self.labels),
+            "captures_content": self.captures_content,
             "state": "suspended" if self.is_suspended else "active",
             "created_at": time_text(self.created_at),
         }

@@ -27,11 +27,13 @@ from footplate.billing.reconcile import EngineCounts, Reservations, WaitingEvent
 from footplate.billing.reports import UsageFilter
 from footplate.billing.time_ranges import TimeRange
 from footplate.billing.usage import TenantId
+from footplate.deployments.capture.rows import PostgresCaptures
 from footplate.deployments.key_service import TenancyAuthenticator
 from footplate.deployments.model_registry.rows import PostgresModelRegistry
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.platform.administration import AdminDesk
 from footplate.platform.billing_desk import BillingDesk
+from footplate.platform.capture.store import CaptureRecord
 from footplate.platform.http.admin.exchange import AdminRoute
 from footplate.platform.model_desk import ModelDesk
 from footplate.platform.model_registry import put_model
@@ -131,6 +133,7 @@ class World:
         )
         self.registry = PostgresModelRegistry(self.engine)
         self.model_desk = ModelDesk(self.registry, ROUTED, self.check_model)
+        self.captures = PostgresCaptures(self.engine)
         self.desk = AdminDesk(
             Administration(self.admin_store),
             PEPPER,
@@ -140,6 +143,7 @@ class World:
             source_header="x-forwarded-for",
             billing=self.billing,
             models=self.model_desk,
+            captures=self.captures,
             now=lambda: self.now,
         )
         self.models = ScriptedClient([model_card(aliases=("small",)), model_card("large")], Script())
@@ -174,7 +178,7 @@ class World:
 
     def path(self, route: AdminRoute, *, tenant_id: str, key_id: str, month: str = "2026-09") -> str:
         """A route's path to things that are there; an export of the tenant is made where it names one."""
-        export_id = price_id = ""
+        export_id = price_id = capture_id = ""
         if "{export_id}" in route.path:
             span = TimeRange(self.now - timedelta(days=1), self.now)
             request = ExportRequest(span, filter=UsageFilter(TenantId(tenant_id)))
@@ -186,6 +190,8 @@ class World:
             price_id = str((versions or [self.billing.prices.add(price_list(), imported_by="test")])[0].id)
         if "{model_name" in route.path:
             self.put_model("added")
+        if "{capture_id}" in route.path:
+            capture_id = self.add_capture(tenant_id)
         return route.path.replace(":path}", "}").format(
             tenant_id=tenant_id,
             key_id=key_id,
@@ -194,7 +200,22 @@ class World:
             price_id=price_id,
             route_name="auto",
             model_name="added",
+            capture_id=capture_id,
         )
+
+    def add_capture(self, tenant_id: str, **fields: Any) -> str:
+        """Keep a request by hand; the id of what was kept."""
+        now = datetime.now(UTC)
+        values = {"captured_at": now, "expires_at": now + timedelta(days=1), **fields}
+        self.captures.add(
+            [
+                CaptureRecord(
+                    "req_1", tenant_id, "key", "m", "/v1/completions", "error",
+                    prompts=["[email] asks"], answers=["an answer"], redacted={"email": 1}, **values,
+                )
+            ]
+        )  # fmt: skip
+        return str(self.rows("select max(id) from capture.records")[0][0])
 
     def put_model(self, name: str, **more: Any) -> None:
         """Put a model into the registry by hand."""

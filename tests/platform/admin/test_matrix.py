@@ -54,6 +54,7 @@ VALUES: dict[str, Any] = {
     "cost_center": "9",
     "share_group": "together",
     "labels": {"a": "b"},
+    "captures_content": True,
     "role": "member",
     "expires_at": "2027-01-01T00:00:00Z",
     "overlap_s": 60,

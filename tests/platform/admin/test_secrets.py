@@ -82,7 +82,16 @@ def test_a_keys_text_is_nowhere_but_in_the_answer_that_made_it(
 
 def misuse(world: World, route: AdminRoute, text: str) -> list[str]:
     """A key's text in the path, in the query, in a header and in every field of the body."""
-    names = ("tenant_id", "key_id", "period_id", "price_id", "export_id", "route_name", "model_name")
+    names = (
+        "tenant_id",
+        "key_id",
+        "period_id",
+        "price_id",
+        "export_id",
+        "route_name",
+        "model_name",
+        "capture_id",
+    )
     path = route.path.replace(":path}", "}").format(**dict.fromkeys(names, text))
     spare = world.add_key(Role.MEMBER, world.other)
     real = world.path(route, tenant_id=world.other, key_id=spare.split("_")[1])

@@ -20,6 +20,7 @@ from footplate.deployments.cli.serve import serve
 from footplate.deployments.errors import DeploymentError
 from footplate.engine.errors import EngineError
 from footplate.platform.cli.audit import audit
+from footplate.platform.cli.captures import capture_commands
 from footplate.platform.cli.chat import chat
 from footplate.platform.cli.errors import CommandError
 from footplate.platform.cli.keys import key_commands
@@ -45,6 +46,7 @@ application.command()(serve)
 application.command()(doctor)
 application.command()(chat)
 application.command()(audit)
+application.add_typer(capture_commands, name="captures")
 application.add_typer(model_commands, name="models")
 application.add_typer(tenant_commands, name="tenants")
 application.add_typer(key_commands, name="keys")

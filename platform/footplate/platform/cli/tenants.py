@@ -23,6 +23,13 @@ _Zone = Annotated[
         "--timezone", help="What days are in its reports, such as Europe/Berlin; '' for the books'."
     ),
 ]
+_Capture = Annotated[
+    bool | None,
+    typer.Option(
+        "--capture-content/--no-capture-content",
+        help="Whether its prompts and answers may be kept, redacted, where the platform keeps any.",
+    ),
+]
 _Labels = Annotated[list[str] | None, typer.Option("--label", help="NAME=VALUE; any number of times.")]
 COLUMNS = ("id", "name", "state", "cost_center", "share_group", "labels", "created_at")
 
@@ -34,6 +41,7 @@ def create(
     share_group: _Group = None,
     timezone: _Zone = None,
     label: _Labels = None,
+    captures_content: _Capture = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a tenant."""
@@ -43,6 +51,7 @@ def create(
         share_group=share_group,
         timezone=timezone or None,
         labels=parse_labels(label),
+        captures_content=captures_content,
     )
     with AdminClient() as admin:
         show_one(admin.ask("POST", "/tenants", body), as_json=as_json)
@@ -65,7 +74,7 @@ def show(tenant: Tenant, as_json: AsJson = False) -> None:
 
 
 @tenant_commands.command()
-def update(
+def update(  # noqa: PLR0913 - an option for each field
     tenant: Tenant,
     name: Annotated[str | None, typer.Option(help="A new name.")] = None,
     cost_center: _Center = None,
@@ -73,19 +82,27 @@ def update(
     no_share_group: Annotated[bool, typer.Option("--no-share-group", help="Leave the share group.")] = False,
     timezone: _Zone = None,
     label: _Labels = None,
+    captures_content: _Capture = None,
     as_json: AsJson = False,
 ) -> None:
     """Change what is given; labels are replaced as a whole."""
     if no_share_group and share_group is not None:
         raise typer.BadParameter("give --share-group or --no-share-group, not both")
-    body = _given(name=name, cost_center=cost_center, share_group=share_group, labels=parse_labels(label))
+    body = _given(
+        name=name,
+        cost_center=cost_center,
+        share_group=share_group,
+        labels=parse_labels(label),
+        captures_content=captures_content,
+    )
     if no_share_group:
         body["share_group"] = None
     if timezone is not None:
         body["timezone"] = timezone or None
     if not body:
         raise typer.BadParameter(
-            "nothing to change: give --name, --cost-center, --share-group, --timezone or --label"
+            "nothing to change: give --name, --cost-center, --share-group, --timezone, --label "
+            "or --capture-content"
         )
     with AdminClient() as admin:
         show_one(admin.ask("PATCH", f"/tenants/{admin.tenant_id(tenant)}", body), as_json=as_json)

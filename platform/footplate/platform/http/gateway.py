@@ -15,6 +15,7 @@ from footplate.engine.types import BATCH_PRIORITY, ModelCard
 from footplate.platform.access import INFERENCE_ROLES, authenticate
 from footplate.platform.admission import Admission, Terms, authorise, may_use, terms_of_either
 from footplate.platform.admitted_run import AdmittedRun
+from footplate.platform.capture.recorder import CaptureRecorder, Hearing
 from footplate.platform.cascade_run import CascadeRun
 from footplate.platform.errors import ModelNotFound, UnsupportedParameter
 from footplate.platform.generation import RequestRun, Run
@@ -50,6 +51,8 @@ class Gateway:
     cascades: Mapping[str, Cascade] = field(default_factory=dict)
     clock: Callable[[], float] = field(default=time.perf_counter)
     genai: GenAiMetrics = field(default_factory=GenAiMetrics)
+    # None where no prompt and no answer is ever kept.
+    captures: CaptureRecorder | None = None
     # Two, so that what the one refuses for is not what answers of models wait for.
     tokens: TenantThreads = field(default_factory=partial(TenantThreads, "tokens", max_waiting=8))
     answers: TenantThreads = field(default_factory=partial(TenantThreads, "answers"))
@@ -177,13 +180,18 @@ class Gateway:
         for other in legs[1:]:
             terms = terms_of_either(terms, other.leg.terms)
         record = InferenceRecord.begin(scope.get(TRACE), self.genai, facts)
-        request_run = self._request_run(plan, legs, record.context)
-        admitted = AdmittedRun(request_run, self.admission, terms, facts, record)
+        hearing = None
+        if self.captures is not None and principal.captures_content:
+            hearing = self.captures.begin(facts, {each.leg.card.name: each.leg.pipeline for each in legs})
+        request_run = self._request_run(plan, legs, record.context, hearing)
+        admitted = AdmittedRun(request_run, self.admission, terms, facts, record, hearing)
         if caller is not None:
             caller.run = admitted
         return admitted
 
-    def _request_run(self, plan: Plan, legs: Sequence[PreparedLeg], trace: bytes) -> RequestRun:
+    def _request_run(
+        self, plan: Plan, legs: Sequence[PreparedLeg], trace: bytes, hearing: Hearing | None
+    ) -> RequestRun:
         cascade, decision = plan.cascade, plan.decision
         reason = "" if decision is None else decision.reason.value
         runs = [
@@ -209,7 +217,9 @@ class Gateway:
         if legs[0].leg.is_heard:
             num_choices = sum(len(prompt.choices) for prompt in legs[0].prompts)
             gate = ConfidenceGate(num_choices, cascade.threshold, cascade.after_tokens)
-        return CascadeRun(runs[0], legs[0].sink, runs[1], decision, gate, told)
+        # What is kept back until the decision is heard too; of one that is left nothing is kept.
+        sink = legs[0].sink if hearing is None else hearing.beside(legs[0].sink)
+        return CascadeRun(runs[0], sink, runs[1], decision, gate, told)
 
 
 def _final(decision: Decision) -> Decision:

@@ -13,9 +13,18 @@ _FORM = "must be http://HOST:PORT or https://HOST:PORT"
 
 
 class ContentCaptureSettings(Section):
-    """Whether prompts and answers are ever written down. Off, unless somebody decides otherwise."""
+    """Whether prompts and answers are ever written down. Off, unless somebody decides otherwise.
+
+    Only of tenants with `captures_content`, redacted. `errors`: of requests that failed, or took longer than
+    `slow_first_token_s` or, by token after the first, `slow_token_s` (seconds; null: no limit). `sampled`: of
+    those, and of a `sample_ratio` of all. `retention_days`: how long they are kept.
+    """
 
     mode: Literal["off", "errors", "sampled"] = "off"
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    slow_first_token_s: Annotated[float, Field(gt=0)] | None = 10
+    slow_token_s: Annotated[float, Field(gt=0)] | None = 1
+    retention_days: Annotated[int, Field(ge=1, le=30)] = 7
 
     @field_validator("mode", mode="before")
     @classmethod

@@ -32,6 +32,7 @@ class TargetKind(StrEnum):
     PERIOD = "period"
     EXPORT = "export"
     MODEL = "model"
+    CAPTURE = "capture"
 
 
 class Outcome(StrEnum):

@@ -13,7 +13,7 @@ from footplate.tenancy.errors import Conflict, InvalidValue, NotFound
 from footplate.tenancy.tenants import Tenant, check_labels, check_text, check_timezone, normalised
 
 Fields = Mapping[str, Any]
-UPDATABLE = ("name", "cost_center", "share_group", "timezone", "labels")
+UPDATABLE = ("name", "cost_center", "share_group", "timezone", "labels", "captures_content")
 # Of these null takes away what was set.
 _NULLABLE = ("share_group", "timezone")
 
@@ -98,6 +98,8 @@ def _changed(tenant: Tenant, fields: Fields) -> Tenant:
             raise InvalidValue(f"{name} can't be null; leave it out to keep it", name)
         if name == "labels":
             values[name] = check_labels(value)
+        elif name == "captures_content":
+            values[name] = bool(value)
         elif name == "timezone" and value is not None:
             values[name] = check_timezone(value)
         elif value is not None:

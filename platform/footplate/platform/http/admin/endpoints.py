@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from footplate.platform.http.admin.billing_endpoints import billing_routes
+from footplate.platform.http.admin.capture_endpoints import capture_routes
 from footplate.platform.http.admin.exchange import PAGE_PARAMETERS, PREFIX, AdminExchange, AdminRoute, listed
 from footplate.platform.http.admin.model_endpoints import model_routes
 from footplate.platform.http.admin.route_endpoints import route_routes
@@ -57,7 +58,7 @@ async def show_tenant(exchange: AdminExchange) -> Response:
 
 
 async def update_tenant(exchange: AdminExchange) -> Response:
-    """Change a tenant's name, cost centre, share group or labels."""
+    """Change a tenant's name, cost centre, share group, labels or whether its content may be kept."""
     tenant_id = exchange.tenant_id
     return await exchange.change(
         lambda writer: tenants.update_tenant(writer, exchange.caller, tenant_id, exchange.given)
@@ -200,4 +201,5 @@ def admin_routes(checks: Mapping[str, ReadinessCheck]) -> tuple[AdminRoute, ...]
         AdminRoute("GET", f"{PREFIX}/health", a.READ_HEALTH, show_health, HealthAnswer),
         *billing_routes(paged),
         *route_routes(),
+        *capture_routes(paged),
     )

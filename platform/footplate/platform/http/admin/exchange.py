@@ -52,6 +52,8 @@ class AdminRoute:
     is_list: bool = False
     # A POST that changes nothing, for what is too long to be asked for in a URL.
     is_question: bool = False
+    # A read that leaves a record, refused or not.
+    is_audited: bool = False
     # Of an answer that is a file.
     media_types: tuple[str, ...] = ()
 
@@ -180,7 +182,7 @@ async def answer(route: AdminRoute, desk: AdminDesk, gateway: Gateway, request: 
     except Exception as error:
         refusal = api_error(error)
         # One that failed by a fault of ours too. Without the database there is nowhere to write.
-        if route.is_change and not isinstance(error, StoreUnavailable):
+        if (route.is_change or route.is_audited) and not isinstance(error, StoreUnavailable):
             target = _target(request, gateway)
             await desk.note_refusal(
                 AuditRecord(route.action, Outcome.REFUSED, caller, target, code=refusal.code)

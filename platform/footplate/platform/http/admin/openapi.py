@@ -58,7 +58,16 @@ def describe(route: AdminRoute) -> dict[str, Any]:
     """The operation's parameters, body and answers."""
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in ("tenant_id", "key_id", "price_id", "period_id", "export_id", "route_name", "model_name")
+        for name in (
+            "tenant_id",
+            "key_id",
+            "price_id",
+            "period_id",
+            "export_id",
+            "route_name",
+            "model_name",
+            "capture_id",
+        )
         if f"{{{name}" in route.path
     ]
     parameters += [{"name": name, "in": "query", "schema": _PARAMETERS[name]} for name in route.parameters]

@@ -38,6 +38,7 @@ class TenantBody(Body):
     share_group: _Text | None = None
     timezone: _Text | None = None
     labels: _Labels = Field(default_factory=dict)
+    captures_content: bool = False
 
 
 class TenantChangeBody(Body):
@@ -48,6 +49,7 @@ class TenantChangeBody(Body):
     share_group: _Text | None = None
     timezone: _Text | None = None
     labels: _Labels | None = None
+    captures_content: bool | None = None
 
 
 class KeyBody(Body):
@@ -111,6 +113,7 @@ class TenantAnswer(Answer):
     share_group: str | None = None
     timezone: str | None
     labels: dict[str, str]
+    captures_content: bool
     state: Literal["active", "suspended"]
     created_at: str | None
 
@@ -192,7 +195,7 @@ class ActorAnswer(Answer):
 
 
 class TargetAnswer(Answer):
-    kind: Literal["tenant", "key", "prices", "period", "export", "model"]
+    kind: Literal["tenant", "key", "prices", "period", "export", "model", "capture"]
     id: str
 
 

@@ -277,6 +277,7 @@ def _tenant_values(tenant: Tenant) -> dict[str, Any]:
         "timezone": tenant.timezone,
         "labels": dict(tenant.labels),
         "quota": _quota_value(tenant.quota),
+        "captures_content": tenant.captures_content,
         "is_suspended": tenant.is_suspended,
     }
 

@@ -183,7 +183,8 @@ class _LostConnection(Exception):
 
 _FIND_KEY = (
     "select k.hashed, k.role, k.tenant_id, t.is_suspended, t.share_group, k.expires_at, k.revoked_at, "
-    f"t.quota, k.quota, t.cost_center, t.labels, k.labels from {SCHEMA}.api_keys k "
+    f"t.quota, k.quota, t.cost_center, t.labels, k.labels, "
+    f"t.captures_content from {SCHEMA}.api_keys k "
     f"join {SCHEMA}.tenants t on t.id = k.tenant_id where k.public_id = %s"
 )
 
@@ -194,9 +195,10 @@ def _find_key(connection: PoolProxiedConnection, public_id: str) -> StoredKey | 
     row = driver.execute(_FIND_KEY, (public_id,)).fetchone()
     if row is None:
         return None
-    hashed, role, *plain, tenant_quota, key_quota, cost_center, tenant_labels, key_labels = row
+    hashed, role, *plain, tenant_quota, key_quota, cost_center, tenant_labels, key_labels, captures = row
     quotas = (as_quota(tenant_quota), as_quota(key_quota))
-    found = (public_id, bytes(hashed), Role(role), *plain, *quotas, cost_center, tenant_labels, key_labels)
+    named = (*quotas, cost_center, tenant_labels, key_labels, captures)
+    found = (public_id, bytes(hashed), Role(role), *plain, *named)
     return StoredKey(*found)
 
 
@@ -229,4 +231,5 @@ def as_tenant(row: RowMapping) -> Tenant:
         row["labels"],
         as_quota(row["quota"]),
         row["timezone"],
+        row["captures_content"],
     )

@@ -37,6 +37,7 @@ tenants = Table(
     Column("timezone", Text),  # of reports; null: that of the books
     Column("labels", JSONB, nullable=False, server_default="{}"),
     Column("quota", JSONB(none_as_null=True)),  # null: the default holds
+    Column("captures_content", Boolean, nullable=False, server_default="false"),
     Column("is_suspended", Boolean, nullable=False, server_default="false"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )

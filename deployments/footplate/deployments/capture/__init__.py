@@ -1,0 +1,1 @@
+"""Kept prompts and answers in PostgreSQL, and what writes and deletes them in one gateway."""
