@@ -204,6 +204,16 @@ def test_of_a_route_what_the_answering_model_said_is_kept(make_site: Any) -> Non
     assert kept[1].model == "large" and "long long" in kept[1].prompts[0]
 
 
+def test_of_a_route_what_was_kept_back_until_the_decision_is_kept_too(make_site: Any) -> None:
+    site = make_site(cards=[model_card(), model_card("large")], settings=ROUTED)
+    text = "Hello there, " + "and there, " * 30
+    site.rig.says(text, logprob=-0.0001)
+    answer = site.ask(model="sure", max_tokens=200)
+    assert answer.json()["model"] == "smollm2-135m"
+    [record] = site.kept()
+    assert (record.model, record.answers) == ("smollm2-135m", [text])
+
+
 def test_each_choice_of_each_prompt_is_kept_up_to_a_number(make_site: Any) -> None:
     site = make_site()
     assert site.ask("/v1/completions", prompt=["one", "two"], n=2).status_code == 200
