@@ -331,11 +331,9 @@ class Scheduler:
         return bool(self._free_rows) and len(work.running) < limit
 
     def _find_room(self, step: Step, sequence: Sequence, shared: Seq[int], computed: int) -> bool:
-        """Whether a row is free and the pool holds all the known tokens of a sequence, batch work preempted.
-
-        A margin for the running ones avoids thrashing.
-        """
+        """Whether a row is free and the pool holds all of a sequence that is known, batch work preempted."""
         wanted = self.pool.blocks_for(sequence.num_known) - len(shared)
+        # A margin for the running ones avoids thrashing.
         wanted += len(self._online.running) // self.pool.block_size
 
         def fits() -> bool:

@@ -225,11 +225,11 @@ class ChangeFollower:
             await asyncio.sleep(RETRY_S)
 
     def _hear_pulse(self, sent_at: float) -> None:
-        """While the log can't be read, hold what is held: whoever changes something tells the bus first.
+        """While the log gives no answer, hold what is held: whoever changes something tells the bus first.
 
         A database that is away takes no change. If it is only we who can't reach it, a change is missed only
         where its maker can't reach the bus either; so this goes on for a while and not for ever.
         """
         has_heard_all = self._gap_at <= self._read_at
-        if self._is_lost and has_heard_all and sent_at - self._read_at < BUS_ALONE_S:
+        if has_heard_all and sent_at - self._read_at < BUS_ALONE_S:
             self._cache.confirm(sent_at)
