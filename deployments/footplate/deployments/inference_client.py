@@ -285,16 +285,17 @@ class ChannelInferenceClient:
         known = self._generations.get(model, {})
         newest = max(known, key=lambda number: (known[number].card is not None, number), default=None)
         handle = None if newest is None else known[newest].handle
-        if model in self._waking or handle is None:
+        if model in self._waking or newest is None or handle is None:
             return
-        waking = self._waking[model] = asyncio.create_task(self._woken(handle))
+        waking = self._waking[model] = asyncio.create_task(self._woken(model, newest, handle))
         waking.add_done_callback(lambda _: self._waking.pop(model, None))
 
-    async def _woken(self, handle: EngineHandle) -> None:
+    async def _woken(self, model: str, generation: int, handle: EngineHandle) -> None:
         # Whoever waits for the replica gives up by then, and the next one asks again.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(self._accept_s):
-                await handle.wake(self._hub.address)
+                card = await handle.wake(self._hub.address)
+                self._note_card(model, generation, card)
 
     async def _keep_attached(self, model: str, generation: int) -> None:
         """Ask all replicas again and again: new ones must connect, and a new version brings a new card."""
