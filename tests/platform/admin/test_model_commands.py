@@ -40,7 +40,7 @@ def test_a_model_is_added_listed_reloaded_and_removed(run: Run, world: World) ->
     [row] = world.registry.rows()
     assert row.settings is not None
     assert (row.settings.engine.max_num_seqs, row.settings.engine.kv_cache_gib) == (8, 0.5)
-    assert (row.settings.replicas.min, row.settings.replicas.max) == (2, 4)
+    assert (row.settings.replicas.min, row.settings.replicas.max) == (2, 2)
     seen(world, ModelState.READY, 1, 1, 2)
     listed = {model["id"]: model["state"] for model in parsed(run("models", "list", "--json"))}
     assert listed["org/added"] == "ready"

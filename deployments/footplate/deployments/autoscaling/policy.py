@@ -1,4 +1,4 @@
-"""How many replicas a model should have, by what its engines report. Pure: reports and a clock in, a sum out.
+"""How many replicas a model should have, by what its engines report. Pure: a clock comes in as an argument.
 
 An engine that decodes is always busy, so neither processor load nor the number of open requests says how much
 more it takes. What does: how full its KV cache and its batch are (`use`), and who waits in front of it.

@@ -11,9 +11,9 @@ from footplate.deployments.autoscaling.policy import ReplicaReport, ReplicaScale
 
 logger = logging.getLogger(__name__)
 
-# Names of what replicas record.
-# Of a replica that has only batch work to do.
+# The use of a replica that has only batch work to do.
 ANY_USE = 1e-3
+# Names of what replicas record.
 WAITING, USE, FINISHED = "waiting", "use", "finished"
 POLICY = f"{__name__}:ServeReplicaPolicy"
 

@@ -42,7 +42,7 @@ def add(
     engine: Annotated[
         list[str] | None, typer.Option(help="OPTION=VALUE of the engine; any number of times.")
     ] = None,
-    replicas: Annotated[int, typer.Option(help="How many at least.", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(help="How many.", min=1)] = 1,
     wait: _Wait = 600,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +53,7 @@ def add(
         "aliases": alias or [],
         "chat_template": None if chat_template is None else _whole(chat_template),
         "engine": _options(engine),
-        "replicas": {"min": replicas, "max": max(replicas, 4)},
+        "replicas": {"min": replicas},
     }
     with AdminClient() as admin:
         _finish(admin, admin.ask("POST", "/models", body), wait, as_json)
