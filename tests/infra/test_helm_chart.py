@@ -216,7 +216,7 @@ def test_no_secret_is_written_into_an_object(chart: Chart) -> None:
 def test_metrics_do_not_leave_by_the_route(chart: Chart) -> None:
     route = one(chart.render(httpRoute={"enabled": True}), "HTTPRoute")["spec"]
     paths = {match["path"]["value"] for rule in route["rules"] for match in rule["matches"]}
-    assert paths == {"/v1", "/admin/v1", "/console", "/healthz", "/readyz"}
+    assert paths == {"/v1", "/admin/v1", "/console", "/healthz", "/readyz", "/health"}
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not on the path")

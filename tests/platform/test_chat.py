@@ -85,6 +85,34 @@ async def test_usage_is_left_out_of_streams_that_did_not_ask(rig: Rig) -> None:
     assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
 
+async def test_each_chunk_tells_what_its_choice_has_used_when_asked(rig: Rig) -> None:
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    rig.says("Hello there.", cached_tokens=16)
+    chunks = events(await rig.post(PATH, chat_body(stream=True, n=2, stream_options=asked)))
+    num_prompt = len(rig.engine.requests[0].prompt_token_ids)
+    for index in range(2):
+        own = [chunk for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
+        assert _content(own, index) == "Hello there."
+        assert [chunk["usage"]["completion_tokens"] for chunk in own] == [0, 1, 2, 3, 4]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {num_prompt}
+    assert {chunk["usage"]["prompt_tokens_details"]["cached_tokens"] for chunk in chunks} == {16}
+    assert chunks[-1]["usage"]["completion_tokens"] == 8, "of all choices"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat_body(stream=True, stream_options={"continuous_usage_stats": True}),
+        chat_body(stream_options={"include_usage": True, "continuous_usage_stats": True}),
+    ],
+    ids=["without include_usage", "without a stream"],
+)
+async def test_usage_in_every_chunk_needs_usage_and_a_stream(rig: Rig, body: dict[str, Any]) -> None:
+    response = await rig.post(PATH, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("stream_options")
+
+
 async def test_several_choices_each_stream_and_end(rig: Rig) -> None:
     chunks = events(await rig.post(PATH, chat_body(stream=True, n=3, seed=1)))
     assert [_content(chunks, index) for index in range(3)] == ["Hello there."] * 3

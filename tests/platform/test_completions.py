@@ -230,6 +230,21 @@ async def test_streamed_and_plain_usage_are_equal(rig: Rig) -> None:
     assert last["usage"] == plain
 
 
+async def test_each_chunk_tells_the_usage_of_its_own_prompt(rig: Rig) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    prompts = [[5, 6, 7], [8]]
+    asked = text_body(prompt=prompts, stream=True, stream_options=options, echo=True, logprobs=0)
+    chunks = events(await rig.post(PATH, asked))
+    for index, prompt in enumerate(prompts):
+        own = [chunk["usage"] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == index]
+        assert {usage["prompt_tokens"] for usage in own} == {len(prompt)}
+        counts = [usage["completion_tokens"] for usage in own]
+        assert counts[0] == 0
+        assert counts == sorted(counts)
+        assert counts[-1] > 1
+    assert chunks[-1]["usage"]["prompt_tokens"] == 4
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [

@@ -448,6 +448,8 @@ async def test_readiness_names_each_dependency(make_rig: Callable[..., Rig]) -> 
         rig = make_rig(readiness=checks)
         async with rig.http(None) as http:
             response = await http.get("/readyz")
+            bare = await http.get("/health")
+        assert (bare.status_code, bare.content) == (status, b"")
         assert response.status_code == status
         assert response.json()["dependencies"]["valkey"] == {"ready": True, "mode": "local"}
         assert CANARY not in response.text

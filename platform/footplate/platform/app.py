@@ -162,6 +162,9 @@ def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessChe
     async def readyz() -> Response:
         return await health.readyz(checks)
 
+    async def show_health() -> Response:
+        return await health.health(checks)
+
     app.add_api_route("/v1/models", _bound(gateway, models.list_models), methods=["GET"], name="list_models")
     app.add_api_route("/v1/models/{model_id:path}", show_model, methods=["GET"])
 
@@ -172,6 +175,7 @@ def _add_reads(app: FastAPI, gateway: Gateway, checks: Mapping[str, ReadinessChe
     app.add_api_route("/openapi.json", show_schema, methods=["GET"], include_in_schema=False)
     _add_get(app, "/healthz", health.healthz, "healthz")
     _add_get(app, "/readyz", readyz, "readyz")
+    _add_get(app, "/health", show_health, "health")
 
 
 def _add_admin(app: FastAPI, gateway: Gateway, desk: AdminDesk, checks: Mapping[str, ReadinessCheck]) -> None:

@@ -34,6 +34,8 @@ OTHERS: dict[tuple[str, str], Action | str | None] = {
     ("HEAD", "/healthz"): "open",
     ("GET", "/readyz"): "open",
     ("HEAD", "/readyz"): "open",
+    ("GET", "/health"): "open",
+    ("HEAD", "/health"): "open",
 }
 ADMIN = {(route.method, route.path): route for route in admin_routes({})}
 BODIES: dict[str, Any] = {

@@ -77,7 +77,7 @@ BASES: dict[str, Any] = {
     "/v1/batches": {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
 # Nobody traces these.
-UNTRACED = {"/healthz", "/readyz", "/metrics"}
+UNTRACED = {"/health", "/healthz", "/readyz", "/metrics"}
 
 
 class Kept(logging.Handler):

@@ -258,7 +258,7 @@ def test_an_unknown_model_has_no_name(traced: Rig, receiver: Receiver) -> None:
 def test_probes_and_scrapes_leave_no_spans(traced: Rig, receiver: Receiver) -> None:
     async def ask() -> None:
         async with traced.http() as http:
-            for path in ("/healthz", "/readyz", "/metrics", "/nowhere/canary?canary"):
+            for path in ("/health", "/healthz", "/readyz", "/metrics", "/nowhere/canary?canary"):
                 await http.get(path)
 
     asyncio.run(ask())

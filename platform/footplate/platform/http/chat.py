@@ -17,11 +17,11 @@ from footplate.engine.types import ModelCard, TokenUsage
 from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.frames import (
     LARGE_ANSWER_ENTRIES,
+    EventEnds,
     Head,
     chat_logprobs,
     details_part,
     encode,
-    event_end,
     finish_name,
     finish_part,
     prompt_logprob_fields,
@@ -140,17 +140,18 @@ class ChatStream:
         self._includes_usage = body.include_usage
         self._shows_ids = bool(body.return_token_ids)
         self._shows_logprobs = bool(body.logprobs)
-        self._is_plain = not (self._shows_ids or self._shows_logprobs)
-        self._event_end = event_end(self._includes_usage)
+        self._ends = EventEnds(includes_usage=self._includes_usage, is_continuous=body.shows_continuous_usage)
+        self._is_plain = not (self._shows_ids or self._shows_logprobs) and self._ends.fixed is not None
         # A content chunk is three parts: what stands before the text, the text, what stands after it.
         self._before = [
             self._start + b',"choices":[{"index":%d,"delta":{"content":' % index
             for index in range(num_choices)
         ]
-        self._after = b'},"logprobs":null,"finish_reason":null}' + self._event_end
+        self._after = b'},"logprobs":null,"finish_reason":null}' + (self._ends.fixed or b"")
         self._left_over: dict[int, TextPiece] = {}
 
     def begin(self, prompt: PromptRun) -> None:
+        self._ends.begin(prompt)
         extra = b""
         if self._shows_ids:
             extra = b',"prompt_token_ids":' + encode(list(prompt.request.prompt_token_ids))
@@ -160,7 +161,7 @@ class ChatStream:
                 + extra
                 + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % choice.index
                 + b'"logprobs":null,"finish_reason":null}'
-                + self._event_end
+                + self._ends.of(choice)
             )
 
     def piece(self, choice: Choice, piece: TextPiece) -> None:
@@ -170,7 +171,7 @@ class ChatStream:
             self.out += (self._before[choice.index], encode(piece.text), self._after)
         else:
             self.out += (self._before[choice.index], encode(piece.text), b"}", self._details(piece))
-            self.out += (b',"finish_reason":null}', self._event_end)
+            self.out += (b',"finish_reason":null}', self._ends.of(choice))
 
     def end(self, choice: Choice) -> None:
         left_over = self._left_over.pop(choice.index, None)
@@ -180,7 +181,7 @@ class ChatStream:
             + b',"choices":[{"index":%d,"delta":{}' % choice.index
             + details
             + finish_part(choice.decoder)
-            + self._event_end
+            + self._ends.of(choice)
         )
 
     def last(self, usage: TokenUsage) -> None:

@@ -22,10 +22,10 @@ from footplate.platform.generation import Choice, PromptRun
 from footplate.platform.http.chat import refuse_absurd
 from footplate.platform.http.frames import (
     LARGE_ANSWER_ENTRIES,
+    EventEnds,
     Head,
     details_part,
     encode,
-    event_end,
     finish_name,
     finish_part,
     finite,
@@ -305,14 +305,15 @@ class CompletionStream:
         self._usage_start = head.event_start()
         self._includes_usage = body.include_usage
         self._shows_ids = bool(body.return_token_ids)
-        self._is_plain = body.logprobs is None and not self._shows_ids
-        self._event_end = event_end(self._includes_usage)
-        self._after = b',"logprobs":null,"finish_reason":null}' + self._event_end
+        self._ends = EventEnds(includes_usage=self._includes_usage, is_continuous=body.shows_continuous_usage)
+        self._is_plain = body.logprobs is None and not self._shows_ids and self._ends.fixed is not None
+        self._after = b',"logprobs":null,"finish_reason":null}' + (self._ends.fixed or b"")
         self._before: dict[int, bytes] = {}
         self._logprobs: dict[int, _Logprobs] = {}
         self._left_over: dict[int, TextPiece] = {}
 
     def begin(self, prompt: PromptRun) -> None:
+        self._ends.begin(prompt)
         echo = _Echo(self._body, self._pipeline, prompt)
         for choice in prompt.choices:
             self._before[choice.index] = self._start + b'{"index":%d,"text":' % choice.index
@@ -331,8 +332,10 @@ class CompletionStream:
         shown = encode(echo.text) + b',"logprobs":' + encode(echo.lists())
         if self._shows_ids:
             shown += b',"prompt_token_ids":' + encode(list(prompt.request.prompt_token_ids))
-        shown += b',"finish_reason":null}' + self._event_end
-        return b"".join(self._before[choice.index] + shown for choice in prompt.choices)
+        shown += b',"finish_reason":null}'
+        return b"".join(
+            self._before[choice.index] + shown + self._ends.of(choice) for choice in prompt.choices
+        )
 
     def piece(self, choice: Choice, piece: TextPiece) -> None:
         if not piece.text:
@@ -352,7 +355,7 @@ class CompletionStream:
             self.out.append(usage_event(self._usage_start, usage))
 
     def _event(self, choice: Choice, text: str, rest: bytes) -> None:
-        self.out += (self._before[choice.index], encode(text), rest, self._event_end)
+        self.out += (self._before[choice.index], encode(text), rest, self._ends.of(choice))
 
     def _details(self, choice: Choice, piece: TextPiece) -> bytes:
         logprobs = self._logprobs.get(choice.index)

@@ -25,7 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _FAILURE, _MODEL, _CALLER = "footplate.failure", "footplate.model", "footplate.principal"
 TRACE = "footplate.trace"
 # What probes and scrapers ask all the time.
-_UNTRACED = frozenset({"/healthz", "/readyz", "/metrics"})
+_UNTRACED = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 
 _log = structlog.get_logger("footplate.edge")
 

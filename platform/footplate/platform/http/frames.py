@@ -13,6 +13,7 @@ import msgspec
 from footplate.engine.text.choice import ChoiceDecoder, TextPiece
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.types import FinishReason, ModelCard, TokenLogprob, TokenUsage
+from footplate.platform.generation import Choice, PromptRun
 
 # Of token ids and candidates in one answer: from here on, some ten milliseconds of work.
 LARGE_ANSWER_ENTRIES = 5_000
@@ -82,9 +83,30 @@ def finish_name(reason: FinishReason | None) -> str | None:
     return None if reason is None else str(reason.value)
 
 
-def event_end(includes_usage: bool) -> bytes:
-    """What ends each event before the one that carries the usage."""
-    return b'],"usage":null}\n\n' if includes_usage else b"]}\n\n"
+class EventEnds:
+    """What ends each event before the one that carries the whole usage.
+
+    `fixed` is the same for all events, or None where each tells what its choice has used so far
+    (`continuous_usage_stats`, as vLLM has it).
+    """
+
+    def __init__(self, *, includes_usage: bool, is_continuous: bool) -> None:
+        null = b'],"usage":null}\n\n' if includes_usage else b"]}\n\n"
+        self.fixed: bytes | None = None if is_continuous else null
+        self._prompts: dict[int, PromptRun] = {}
+
+    def begin(self, prompt: PromptRun) -> None:
+        """To be told before any of its choices is asked for."""
+        if self.fixed is None:
+            self._prompts.update((choice.index, prompt) for choice in prompt.choices)
+
+    def of(self, choice: Choice) -> bytes:
+        if self.fixed is not None:
+            return self.fixed
+        prompt = self._prompts[choice.index]
+        num_prompt = len(prompt.request.prompt_token_ids)
+        usage = TokenUsage(num_prompt, choice.decoder.num_tokens, prompt.cached_tokens)
+        return b'],"usage":' + encode(usage_fields(usage)) + b"}\n\n"
 
 
 def usage_event(start: bytes, usage: TokenUsage) -> bytes:

@@ -1,4 +1,4 @@
-"""`GET /healthz` (alive) and `/readyz` (each dependency and its mode). Neither needs a key."""
+"""`GET /healthz` (alive), `/readyz` (each dependency and its mode) and `/health`. None needs a key."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ async def readyz(checks: Mapping[str, ReadinessCheck]) -> Response:
     """200 when everything is ready, else 503."""
     body, is_ready = await dependency_states(checks)
     return JSONResponse(body, 200 if is_ready else 503)
+
+
+async def health(checks: Mapping[str, ReadinessCheck]) -> Response:
+    """As `readyz` without a body: what load generators ask vLLM and others before they begin."""
+    _, is_ready = await dependency_states(checks)
+    return Response(status_code=200 if is_ready else 503)
 
 
 async def dependency_states(checks: Mapping[str, ReadinessCheck]) -> tuple[dict[str, Any], bool]:

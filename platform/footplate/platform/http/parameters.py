@@ -113,9 +113,9 @@ def check_stream_options(body: GenerationBody) -> None:
         raise InvalidRequest(
             "Obfuscation is not supported; leave it out.", "stream_options.include_obfuscation"
         )
-    if options is not None and options.continuous_usage_stats:
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise InvalidRequest(
-            "Usage in every chunk is not supported; use include_usage.",
+            "continuous_usage_stats needs include_usage to be true.",
             "stream_options.continuous_usage_stats",
         )
     if body.stream and body.prompt_logprobs is not None:

@@ -119,6 +119,10 @@ class GenerationBody(Body):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def shows_continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
 
 class ContentPart(BaseModel):
     """A part of a message; only text parts are read, others are refused by their type."""
