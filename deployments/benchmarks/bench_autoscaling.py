@@ -64,7 +64,10 @@ def ours(start_s: float) -> Decide:
     def decide(seen: Seen) -> int:
         reports = {
             str(each.name): ReplicaReport(
-                len(each.waiting), min(1.0, max(each.kv_usage, each.running / MAX_RUNNING)), each.finished
+                len(each.waiting),
+                each.running,
+                min(1.0, max(each.kv_usage, each.running / MAX_RUNNING)),
+                each.finished,
             )
             for each in seen.ready
         }

@@ -28,13 +28,22 @@ class Model:
         self.finished = 0.0
         self.seen: set[int] = set()
 
-    def second(self, use: float = 0.0, waiting: float = 0.0, ended: float = 0.0, asked: float = 0.0) -> int:
-        """`use` and `waiting` are sums over all replicas."""
+    def second(
+        self,
+        use: float = 0.0,
+        waiting: float = 0.0,
+        ended: float = 0.0,
+        asked: float = 0.0,
+        running: float = 0.0,
+    ) -> int:
+        """`use`, `waiting` and `running` are sums over all replicas."""
         self.now += 1.0
         self.finished += ended
         share = max(1, self.count)
         reports = {
-            str(n): ReplicaReport(waiting / share, min(1.0, use / share), self.finished / share)
+            str(n): ReplicaReport(
+                waiting / share, running / share, min(1.0, use / share), self.finished / share
+            )
             for n in range(self.count)
         }
         self.count = self.scaler.decide(reports, self.count, self.count, asked, self.now)
@@ -67,7 +76,7 @@ def test_a_queue_asks_for_what_the_arrivals_need_and_not_for_what_it_counts() ->
         now, ended = now + 1, ended + 4
         waiting += 4 if second >= 30 else 0
         count = wanted[-1] if wanted else 1
-        wanted.append(scaler.decide({"0": ReplicaReport(waiting, 0.7, ended)}, 1, count, 0, now))
+        wanted.append(scaler.decide({"0": ReplicaReport(waiting, 8, 0.7, ended)}, 1, count, 0, now))
     assert set(wanted[:31]) == {1}
     assert wanted[32] == 2
     # Two for the arrivals, and one that clears 120 of them in 30 s; 120 by fours would have been 30.
@@ -76,6 +85,58 @@ def test_a_queue_asks_for_what_the_arrivals_need_and_not_for_what_it_counts() ->
 
 def test_a_queue_in_front_of_replicas_that_end_nothing_asks_for_more() -> None:
     assert Model().second(use=0.7, waiting=20) == 5
+
+
+def test_a_jump_of_arrivals_is_answered_before_anybody_waits() -> None:
+    """Four requests a second, each five seconds long and a 128th of a replica; then eight times as many."""
+    model = Model()
+    assert {model.second(use=20 / 128, running=20, ended=4) for _ in range(300)} == {1}
+    counts = [model.second(use=(20 + 28 * n) / 128, running=20 + 28 * n, ended=4) for n in (1, 2)]
+    assert counts[-1] == 2
+    assert model.scaler.reason == "arrivals"
+
+
+def test_what_chance_makes_of_arrivals_is_no_jump() -> None:
+    model, rng = Model(), random.Random(3)
+    running: list[float] = []
+    for second in range(7200):
+        came = sum(rng.expovariate(1) < 0.4 for _ in range(10))  # about 3.3 a second, five seconds each
+        before = len(running)
+        running = [end for end in running if end > second]
+        ended = before - len(running)
+        running += [second + rng.uniform(3, 7)] * came
+        assert model.second(use=len(running) / 40, running=len(running), ended=ended) == 1
+
+
+def test_short_requests_that_are_soon_done_ask_for_nothing() -> None:
+    """Twenty at once in one second of each minute, gone in the next: no reason to start anything."""
+    model = Model()
+    for second in range(900):
+        is_burst, was_burst = second % 60 == 30, second % 60 == 31
+        running = 10 + 20 * is_burst
+        assert model.second(use=running / 64, running=running, ended=2 + 20 * was_burst) == 1
+
+
+def test_a_replica_that_was_wanted_again_soon_is_kept_longer_the_next_time() -> None:
+    model = Model(count=2)
+
+    def goes_after() -> int:
+        for second in range(2000):
+            if model.second(use=0.3) == 1:
+                return second
+        raise AssertionError("it never went")
+
+    first = goes_after()
+    while model.count == 1:
+        model.second(use=0.9)
+    assert goes_after() > first + 200
+    # A day without regrets, and the time of calm is what it was.
+    for _ in range(13 * 360):
+        model.now += 9
+        model.second(use=0.3)
+    while model.count == 1:
+        model.second(use=0.9)
+    assert goes_after() <= first + 60
 
 
 def test_a_rising_use_is_followed_before_it_is_there() -> None:
@@ -97,9 +158,9 @@ def test_noise_is_no_trend() -> None:
 
 def test_one_goes_only_when_it_was_not_wanted_for_the_whole_time_of_calm() -> None:
     model = Model(count=4)
-    counts = [model.second(use=1.0) for _ in range(299)]
+    counts = [model.second(use=1.0) for _ in range(285)]
     assert set(counts) == {4}, "nothing is known yet of the time before"
-    for _ in range(20):
+    for _ in range(14):
         model.second(use=2.5)  # once more wanted, all begins again
     assert {model.second(use=1.0) for _ in range(299)} == {4}
     # One, and the next only when the others have settled.
@@ -122,19 +183,19 @@ def test_what_moves_to_the_others_when_one_goes_is_no_trend() -> None:
 
 def test_a_replica_that_does_not_report_takes_none_away() -> None:
     scaler = ReplicaScaler(TARGET)
-    silent = {"0": ReplicaReport(0, 0.1, 0)}
+    silent = {"0": ReplicaReport(0, 1, 0.1, 0)}
     assert {scaler.decide(silent, 2, 2, 0, float(now)) for now in range(900)} == {2}
 
 
 def test_one_that_is_still_starting_is_not_given_up() -> None:
     scaler = ReplicaScaler(replace(TARGET, min_replicas=0))
     assert {scaler.decide({}, 0, 1, 0, float(now)) for now in range(900)} == {1}
-    idle = {"0": ReplicaReport(0, 0, 0)}
+    idle = {"0": ReplicaReport(0, 0, 0, 0)}
     counts = [scaler.decide(idle, 1, 1, 0, float(now)) for now in range(900, 1300)]
     assert counts[:300] == [1] * 300 and 0 in counts
     # And one that runs a single request, or batch work alone, is not idle.
     scaler = ReplicaScaler(replace(TARGET, min_replicas=0))
-    hardly = {"0": ReplicaReport(0, 0.001, 0)}
+    hardly = {"0": ReplicaReport(0, 0, 0.001, 0)}
     assert {scaler.decide(hardly, 1, 1, 0, float(now)) for now in range(900)} == {1}
 
 
@@ -171,7 +232,7 @@ def serve_policy() -> Callable[[Any], int]:
 
 
 def test_serve_hears_a_number_whatever_it_tells(serve_policy: Callable[[Any], int]) -> None:
-    full = {"waiting": {"a": 0.0}, "use": {"a": 0.9}, "finished": {"a": 1.0}}
+    full = {"waiting": {"a": 0.0}, "running": {"a": 5.0}, "use": {"a": 0.9}, "finished": {"a": 1.0}}
     assert serve_policy(context(full)) == 2
     assert ServeReplicaPolicy(min_replicas=1, max_replicas=4)(context(None))[0] == 1
     broken = context({"waiting": {"a": None}}, target_num_replicas=3)  # type: ignore[dict-item]
@@ -189,7 +250,7 @@ def test_batch_work_asks_for_no_replica() -> None:
         kv_usage=0.8,
         finished=7,
     )
-    assert told == {"waiting": 2.0, "use": pytest.approx(0.2), "finished": 7.0}
+    assert told == {"waiting": 2.0, "running": 10.0, "use": pytest.approx(0.2), "finished": 7.0}
     only = {"running": 3, "batch_running": 3, "max_running": 100, "kv_usage": 0.9, "finished": 0}
     assert 0 < recorded(waiting=0, batch_waiting=0, **only)["use"] < 0.01  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 # The use of a replica that has only batch work to do.
 ANY_USE = 1e-3
 # Names of what replicas record.
-WAITING, USE, FINISHED = "waiting", "use", "finished"
+WAITING, RUNNING, USE, FINISHED = "waiting", "running", "use", "finished"
 POLICY = f"{__name__}:ServeReplicaPolicy"
 
 
@@ -45,13 +45,13 @@ class ServeReplicaPolicy:
 
 def reports_of(metrics: Mapping[str, Mapping[Any, float]]) -> dict[str, ReplicaReport]:
     """What replicas have recorded, by replica; one that has not told all is left out."""
-    names = (WAITING, USE, FINISHED)
+    names = (WAITING, RUNNING, USE, FINISHED)
     found: dict[str, dict[str, float]] = {}
     for name in names:
         for replica, value in (metrics.get(name) or {}).items():
             found.setdefault(str(replica), {})[name] = float(value)
     return {
-        replica: ReplicaReport(values[WAITING], values[USE], values[FINISHED])
+        replica: ReplicaReport(*(values[name] for name in names))
         for replica, values in found.items()
         if len(values) == len(names)
     }
@@ -72,4 +72,9 @@ def recorded(
     online = running - batch_running
     share = online / running if running else 0.0
     use = max(kv_usage * share, online / max_running, ANY_USE if running or waiting else 0.0)
-    return {WAITING: float(waiting - batch_waiting), USE: min(1.0, use), FINISHED: float(finished)}
+    return {
+        WAITING: float(waiting - batch_waiting),
+        RUNNING: float(online),
+        USE: min(1.0, use),
+        FINISHED: float(finished),
+    }

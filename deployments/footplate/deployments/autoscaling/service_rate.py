@@ -25,8 +25,9 @@ class ServiceRate:
         self._weight = self._use = self._time = self._use_use = self._use_time = 0.0
 
     @property
-    def is_known(self) -> bool:
-        return self._weight > 0
+    def seen_s(self) -> float:
+        """For how many seconds a replica was seen at work, older ones counting less."""
+        return self._weight
 
     def observe(self, use: float, rate: float, seconds: float) -> None:
         """A replica had a mean use (0 to 1) and ended `rate` requests a second, for `seconds`."""
@@ -44,7 +45,7 @@ class ServiceRate:
 
     def at(self, use: float) -> float:
         """Requests a second of a replica at that use; infinite while nothing was seen."""
-        if not self.is_known:
+        if not self._weight:
             return math.inf
         mean_use, mean_time = self._use / self._weight, self._time / self._weight
         # The prior's line goes through what was seen on average, and doubles from none to all.
