@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from ray.dashboard.modules.metrics import dashboards
 
 from footplate.deployments.leftovers import wait_until
 from footplate.deployments.run_paths import RunPaths
@@ -68,6 +71,31 @@ def test_every_answer_has_one_request_id_of_ours(served: ServeProcess) -> None:
                 ids = response.headers.get_list("x-request-id")
                 assert len(ids) == 1 and ids[0].startswith("req_"), (path, ids)
                 assert response.headers["openai-processing-ms"].isdigit()
+
+
+def test_rays_own_dashboard_finds_the_engines(served: ServeProcess) -> None:
+    """Every `ray_vllm_…` series that Ray's Serve LLM dashboard draws, in what this node's agent exports."""
+    panels = (Path(dashboards.__file__).parent / "serve_llm_dashboard_panels.py").read_text()
+    drawn = set(re.findall("ray_vllm_[a-z0-9_]+", panels))
+    # What is not here: caches of other machines and other memories.
+    drawn -= {name for name in drawn if re.match("ray_vllm_(external|kv_offload|nixl)", name)}
+    assert len(drawn) > 15
+    with served.http() as http:
+        for _ in range(2):
+            body = {"model": SMALL, "prompt": "one two three four " * 10, "max_tokens": 2}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    [port_file] = (RunPaths.of(served.data_dir).ray_dir / "session_latest").glob("metrics_export_port_*")
+    url = f"http://127.0.0.1:{port_file.read_text().strip()}/metrics"
+
+    def missing() -> set[str]:
+        found = set(re.findall("^ray_vllm_[a-z0-9_]+", httpx.get(url).text, re.MULTILINE))
+        # A histogram is named without the endings of its series.
+        found |= {name.removesuffix("_bucket") for name in found}
+        return drawn - found
+
+    # Workers hand theirs to the agent every ten seconds.
+    wait_until(lambda: not missing(), 30, every_s=0.5)
+    assert not missing()
 
 
 def test_metrics_need_the_right_key(served: ServeProcess) -> None:
