@@ -17,6 +17,7 @@ import json
 import os
 import statistics
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,15 +125,7 @@ def by_guidellm(program: Path, at: Setting, concurrency: int, seed: int) -> Meas
         "target": at.served.url,
         "model": SMALL,
         "api_key": at.served.key(),
-        # It would ask for /health.
-        "validate_backend": False,
-        # By itself it asks for a usage in every chunk, which is refused.
-        "extras": {
-            "body": {
-                "temperature": 0,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": False},
-            }
-        },
+        "extras": {"body": {"temperature": 0}},
     }
     data = f"kind=synthetic_text,prompt_tokens={CONTENT_TOKENS},output_tokens={OUTPUT_TOKENS}"
     command, load = at.run([
@@ -189,7 +182,23 @@ def by_footplate(at: Setting, concurrency: int, seed: int) -> Measured:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A platform on half of the cores. The other half is the tools': aiperf's ten processes would slow the
+    very server that they time."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cores) // 2)
+    os.sched_setaffinity(0, cores[:half])
+    process = ServeProcess.launch(tmp_path_factory.mktemp("clients") / "data")
+    os.sched_setaffinity(0, cores[half:] or cores)
+    try:
+        yield process
+    finally:
+        os.sched_setaffinity(0, cores)
+        process.stop()
+
+
+@pytest.fixture(scope="module")
 def setting(
     served: ServeProcess,
     tokenizer_dir: Path,
@@ -265,7 +274,8 @@ def write(found: list[Measured], rows: list[dict[str, Any]]) -> None:
     (RESULTS / "agreement.json").write_text(json.dumps(result, indent=1) + "\n")
     lines = [
         f"Medians of {ROUNDS} rounds in turn, ms; {SMALL}, {CONTENT_TOKENS} prompt tokens and a template,",
-        f"{OUTPUT_TOKENS} output tokens, {REQUESTS} requests a run.",
+        f"{OUTPUT_TOKENS} output tokens, {REQUESTS} requests a run; the server has half of the cores,",
+        "the tools the other half.",
         "ITL is a request's mean here, as aiperf and guidellm define it: our TPOT.",
         f"{head['hardware']}; commit {head['commit']}; load at the end {head['load_1min']}.",
         "",
