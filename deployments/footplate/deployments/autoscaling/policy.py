@@ -5,9 +5,9 @@ more it takes. What does: how full its KV cache and its batch are (`use`), and w
 
 - Up: as many as `use` asks for, with its trend carried on for as long as a replica takes to start. Where open
   requests grow so fast that replicas will be too full by then, before anybody waits, also as many as the
-  arrivals ask for by what a replica has been seen to end (`service_rate`). Where more wait than may, as many as
-  they ask for at the rate at which requests end now, and what clears the queue; never more than would leave
-  each the queue that it may have.
+  arrivals ask for by what a replica has been seen to end (`service_rate`). Where more wait than may, as many
+  as they ask for at the rate at which requests end now, and what clears the queue; never more than would
+  leave each the queue that it may have.
 - Down: one that was not wanted at any time during `calm_s`, if the rest can end what comes with room to spare
   (`service_rate`), and then no other before the rest have shown what they are left with.
 
