@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from footplate.platform.administration import AdminDesk
 from footplate.platform.billing_desk import BillingDesk
-from footplate.platform.capture.store import CaptureReader
+from footplate.platform.capture.store import CaptureShelf
 from footplate.platform.http.health import Readiness, ReadinessCheck
 from footplate.platform.model_desk import ModelDesk
 from footplate.platform.ports import Principal, UseReader
@@ -77,7 +77,7 @@ class KeyService:
         billing: BillingDesk | None = None,
         models: ModelDesk | None = None,
         models_changed: Callable[[], None] = lambda: None,
-        captures: CaptureReader | None = None,
+        captures: CaptureShelf | None = None,
     ) -> None:
         # Pools apart: administration that waits must hold up neither the keys of requests nor the polls.
         self._reader = PostgresKeyReader(database_url)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from footplate.platform.billing_desk import LONG_S, BillingDesk
-from footplate.platform.capture.store import CaptureReader
+from footplate.platform.capture.store import CaptureShelf
 from footplate.platform.model_desk import ModelDesk
 from footplate.platform.ports import UseReader
 from footplate.tenancy.admin.administration import Administration, Changed, Enclosing, IdempotentRequest
@@ -59,7 +59,7 @@ class AdminDesk:
     source_header: str | None = None
     billing: BillingDesk | None = field(default=None, repr=False)
     models: ModelDesk | None = field(default=None, repr=False)
-    captures: CaptureReader | None = field(default=None, repr=False)
+    captures: CaptureShelf | None = field(default=None, repr=False)
     now: Callable[[], datetime] = _utc_now
     _refusals: RefusalBudget = field(default_factory=RefusalBudget, repr=False)
     _threads: ThreadPoolExecutor = field(

@@ -59,6 +59,7 @@ class Action(StrEnum):
     READ_EXPORT = "export.read"
     LIST_CAPTURES = "captures.list"
     READ_CAPTURE = "capture.read"
+    ERASE_CAPTURES = "captures.erase"
 
 
 _ADMIN, _FINANCE, _AUDITOR = Role.PLATFORM_ADMIN, Role.FINANCE, Role.AUDITOR
@@ -108,6 +109,7 @@ MATRIX: Mapping[Action, Mapping[Role, Reach]] = MappingProxyType(
         Action.READ_EXPORT: {_ADMIN: _ALL, _FINANCE: _ALL, _AUDITOR: _ALL, _TENANT_ADMIN: _OWN},
         Action.LIST_CAPTURES: {_ADMIN: _ALL},
         Action.READ_CAPTURE: {_ADMIN: _ALL},
+        Action.ERASE_CAPTURES: {_ADMIN: _ALL},
     }
 )
 

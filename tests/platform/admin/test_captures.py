@@ -97,11 +97,27 @@ def test_a_tenant_opts_in_by_an_administrator_and_the_change_is_written_down(wor
     assert world.ok("GET", f"tenants/{world.team}")["captures_content"] is True
 
 
+def test_all_of_a_tenant_is_erased_and_that_is_written_down(world: World) -> None:
+    for _ in range(2):
+        world.add_capture(world.team)
+    kept = world.add_capture(world.other)
+    erased = world.ok("DELETE", f"tenants/{world.team}/captures")
+    assert erased == {"object": "captures.erased", "tenant_id": world.team, "num_erased": 2}
+    [record] = world.records()
+    assert (record["action"], record["tenant_id"]) == ("captures.erase", world.team)
+    assert record["after"] == {"num_erased": 2}
+    assert [row["id"] for row in world.ok("GET", "captures")["data"]] == [kept]
+    assert world.rows("select count(*) from capture.records")[0][0] == 1
+    world.refused(404, "not_found", "DELETE", "tenants/tn_nobodynobody/captures")
+
+
 def test_commands_list_and_show(run: Run, world: World) -> None:
     capture = world.add_capture(world.team)
     assert [row["id"] for row in parsed(run("captures", "list", "--tenant", "team", "--json"))] == [capture]
     assert "req_1" in said(run("captures", "list", "--from", "2026-01-01"))
     assert "[email] asks" in said(run("captures", "show", capture))
+    assert parsed(run("captures", "erase", "team", "--json"))["num_erased"] == 1
+    assert parsed(run("captures", "list", "--json")) == []
     assert parsed(run("tenants", "update", "team", "--capture-content", "--json"))["captures_content"] is True
     assert (
         parsed(run("tenants", "update", "team", "--no-capture-content", "--json"))["captures_content"]

@@ -1,4 +1,4 @@
-"""Kept prompts and answers in PostgreSQL; see `CaptureWriter` and `CaptureReader`."""
+"""Kept prompts and answers in PostgreSQL; see `CaptureWriter` and `CaptureShelf`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _DELETE = text(
     "delete from capture.records where id in (select id from capture.records where expires_at <= now() "
     "order by expires_at limit :limit for update skip locked)"
 )
+_ERASE = text("delete from capture.records where tenant_id = :tenant_id")
 _HEAD = (
     "id, request_id, tenant_id, key_id, model, endpoint, why, error, first_token_s, redacted, is_cut, "
     "captured_at, expires_at"
@@ -49,7 +50,7 @@ class PostgresCaptures:
             return connection.execute(_DELETE, {"limit": limit}).rowcount
 
     def heads(self, page: Page, wanted: CaptureFilter) -> Listed[CaptureRecord]:
-        """As `CaptureReader.heads`."""
+        """As `CaptureShelf.heads`."""
         values: dict[str, Any] = {"limit": page.limit + 1}
         terms = ["expires_at > now()"]
         if page.after is not None:
@@ -73,10 +74,15 @@ class PostgresCaptures:
         return Listed([_record(row) for row in rows[: page.limit]], len(rows) > page.limit)
 
     def record(self, record_id: int) -> CaptureRecord | None:
-        """As `CaptureReader.record`."""
+        """As `CaptureShelf.record`."""
         with reading(self._engine) as connection:
             row = connection.execute(_SHOW, {"id": record_id}).mappings().one_or_none()
         return None if row is None else _record(row)
+
+    def erase(self, tenant_id: str) -> int:
+        """As `CaptureShelf.erase`."""
+        with self._engine.begin() as connection:
+            return connection.execute(_ERASE, {"tenant_id": tenant_id}).rowcount
 
 
 def _values(record: CaptureRecord) -> dict[str, Any]:

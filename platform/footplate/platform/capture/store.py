@@ -76,14 +76,21 @@ class CaptureWriter(Protocol):
         ...
 
 
-class CaptureReader(Protocol):
-    """Where they are read; what has expired is not there, deleted or not. Raise StoreUnavailable."""
+class CaptureShelf(Protocol):
+    """Where they are read and erased; what has expired is not there, deleted or not.
+
+    Methods raise StoreUnavailable.
+    """
 
     def heads(self, page: Page, wanted: CaptureFilter) -> Listed[CaptureRecord]:
         """Records without their texts. Raises InvalidValue for an `after` that can't be an id."""
         ...
 
     def record(self, record_id: int) -> CaptureRecord | None: ...
+
+    def erase(self, tenant_id: str) -> int:
+        """Delete all of a tenant's; how many there were, expired ones too."""
+        ...
 
 
 def _time_text(at: datetime) -> str:

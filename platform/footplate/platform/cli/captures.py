@@ -42,6 +42,16 @@ def list_captures(
 
 
 @capture_commands.command()
+def erase(
+    tenant: Annotated[str, typer.Argument(help="The tenant's id or name.")], as_json: AsJson = False
+) -> None:
+    """Delete all that was kept of a tenant now; what it sends later is kept as before, if it opted in."""
+    with AdminClient() as admin:
+        path = f"/tenants/{admin.tenant_id(tenant)}/captures"
+        show_one(admin.ask("DELETE", path), as_json=as_json)
+
+
+@capture_commands.command()
 def show(
     capture_id: Annotated[int, typer.Argument(help="A number that the list shows.", min=1)],
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Endpoints of `/admin/v1` for kept prompts and answers. Each reading leaves a record first."""
+"""Endpoints of `/admin/v1` for kept prompts and answers. Each reading and erasure leaves a record."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Literal
 from starlette.responses import JSONResponse, Response
 
 from footplate.billing.time_ranges import parse_range
-from footplate.platform.capture.store import CaptureFilter, CaptureReader
+from footplate.platform.capture.store import CaptureFilter, CaptureShelf
 from footplate.platform.http.admin.exchange import PREFIX, AdminExchange, AdminRoute, listed
-from footplate.platform.http.admin.schemas import Answer
+from footplate.platform.http.admin.schemas import Answer, EmptyBody
 from footplate.tenancy.access import Action
 from footplate.tenancy.admin.audit import AuditRecord, Outcome, Target, TargetKind
 from footplate.tenancy.admin.store import Writer
@@ -44,6 +44,14 @@ class CaptureAnswer(CaptureHeadAnswer):
 
     prompts: list[str]
     answers: list[str]
+
+
+class ErasureAnswer(Answer):
+    """How many were there; what is still on its way into the store when it is asked for comes later."""
+
+    object: Literal["captures.erased"]
+    tenant_id: str
+    num_erased: int
 
 
 async def list_captures(exchange: AdminExchange) -> Response:
@@ -85,6 +93,21 @@ async def show_capture(exchange: AdminExchange) -> Response:
     return JSONResponse(changed.answer, headers={"cache-control": "no-store"})
 
 
+async def erase_captures(exchange: AdminExchange) -> Response:
+    """Delete all that was kept of a tenant, without waiting for it to expire."""
+    captures, tenant_id = _captures(exchange), exchange.tenant_id
+
+    def work(writer: Writer) -> dict[str, Any]:
+        if writer.tenant(tenant_id) is None:
+            raise NotFound("there is no such tenant")
+        num_erased = captures.erase(tenant_id)
+        _record(exchange, writer, Target(TargetKind.CAPTURE, "all", tenant_id), {"num_erased": num_erased})
+        return {"object": "captures.erased", "tenant_id": tenant_id, "num_erased": num_erased}
+
+    changed = await exchange.desk.change(exchange.caller, work)
+    return JSONResponse(changed.answer)
+
+
 def capture_routes(paged: tuple[str, ...]) -> tuple[AdminRoute, ...]:
     """The endpoints of kept content."""
     every, a = f"{PREFIX}/captures", Action
@@ -103,10 +126,18 @@ def capture_routes(paged: tuple[str, ...]) -> tuple[AdminRoute, ...]:
         AdminRoute(
             "GET", f"{every}/{{capture_id}}", a.READ_CAPTURE, show_capture, CaptureAnswer, is_audited=True
         ),
+        AdminRoute(
+            "DELETE",
+            f"{PREFIX}/tenants/{{tenant_id}}/captures",
+            a.ERASE_CAPTURES,
+            erase_captures,
+            ErasureAnswer,
+            EmptyBody,
+        ),
     )
 
 
-def _captures(exchange: AdminExchange) -> CaptureReader:
+def _captures(exchange: AdminExchange) -> CaptureShelf:
     if exchange.desk.captures is None:
         raise NotFound("this platform keeps no content")
     return exchange.desk.captures
