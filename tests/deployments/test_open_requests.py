@@ -14,6 +14,7 @@ from footplate.deployments.books_service import reservations
 from footplate.deployments.open_requests import LeftRequests, OpenRequests, read_all_open, read_open
 from footplate.tenancy.adapters.valkey.held_reservations import ValkeyHeldReservations
 from footplate.tenancy.limiter.reservations import HeldReservations, LostRequest
+from tests.deployments.test_engine_journal import files_of_at_most
 
 
 class Carers:
@@ -64,6 +65,24 @@ def test_what_a_killed_process_left_is_taken_care_of_once(tmp_path: Path) -> Non
     # In order: what is open stays for others to find, and without any there is no file.
     alive.close()
     assert asyncio.run(left.look()) == 1
+
+
+def test_a_full_disk_costs_no_request_that_is_written_down_afterwards(tmp_path: Path) -> None:
+    """Half a frame before others would hide them; a file that can't be begun leaves the one before."""
+    kept = OpenRequests(tmp_path, "here", max_file_bytes=250)
+    kept.keep("a", bytes(100), b"")
+    size = (tmp_path / "here.open").stat().st_size
+    with files_of_at_most(size + 40):
+        kept.keep("b", bytes(100), b"")
+        kept.keep("b", bytes(100), b"further")
+        assert [request.request_id for request in read_all_open(tmp_path)] == ["a"]
+    kept.keep("c", bytes(10), b"")
+    found = {request.request_id: request.progress for request in read_all_open(tmp_path)}
+    assert found == {"a": b"", "b": b"further", "c": b""}
+    assert [path.name for path in tmp_path.iterdir()] == ["here.open"]
+    for name in found:
+        kept.drop(name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_file_is_left_when_all_has_ended(tmp_path: Path) -> None:

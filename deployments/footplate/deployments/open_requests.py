@@ -40,6 +40,7 @@ class OpenRequests:
         self._file = -1
         self._num_bytes = 0
         self._kept: dict[str, tuple[bytes, bytes]] = {}
+        self._is_failing = False
 
     def keep(self, request_id: str, note: bytes, progress: bytes) -> None:
         """Write down what whoever finds it must know; again, as the request comes further."""
@@ -70,23 +71,31 @@ class OpenRequests:
             else:
                 _write_all(self._file, data)
                 self._num_bytes += len(data)
+            self._is_failing = False
         except OSError as error:
-            _LOGGER.error("an open request can't be written down: %s", error.strerror)
+            # The file lacks something, and may end in a part of it: the next change begins a new one.
+            self._num_bytes = self._max_file_bytes
+            if not self._is_failing:
+                _LOGGER.error("open requests can't be written down: %s", error.strerror)
+            self._is_failing = True
 
     def _begin(self) -> None:
-        """A file of all that is kept, in place of the one before."""
+        """A file of all that is kept, in place of the one before, which stays until then."""
         data = b"".join(_frame(name, *kept) for name, kept in self._kept.items())
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self._path.with_suffix(".new")
-        before, self._file = (
-            self._file,
-            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600),
-        )
-        # Held as long as the process lives: who finds it free knows that the process is gone.
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        _write_all(self._file, data)
-        new.rename(self._path)
-        self._num_bytes = len(data)
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            # Held as long as the process lives: who finds it free knows that the process is gone.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _write_all(file, data)
+            new.rename(self._path)
+        except OSError:
+            os.close(file)
+            with suppress(OSError):
+                new.unlink()
+            raise
+        before, self._file, self._num_bytes = self._file, file, len(data)
         if before >= 0:
             os.close(before)
 
