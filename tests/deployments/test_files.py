@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,23 @@ async def test_while_a_store_is_away_the_api_says_so_and_workers_go_on_afterward
         assert ended["request_counts"]["completed"] == 3
         await until(lambda: not any(row.is_estimated for row in metered.rows()))
         assert len(metered.rows()) == 3
+
+
+async def test_an_upload_to_a_full_disk_says_so_and_leaves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with run() as rig:
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fsync", full)
+            answer = await rig.post_file(b"{}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
+        assert "delete files" in answer.json()["error"]["message"]
+        assert answer.headers["x-should-retry"] == "false"
+        assert rig.paths == [] and rig.sql("select 1 from batches.files") == []
+        assert (await rig.post_file(b"{}")).status_code == 200
 
 
 async def test_without_a_database_files_and_batches_are_a_503_that_says_when_to_come_again(run: Run) -> None:

@@ -16,6 +16,7 @@
     ├── WrongState             what is asked for does not go with how a file or batch stands
     ├── BatchStoreAway         the database of files and batches gives no answer
     ├── FileStoreAway          the store of files' bytes gives no answer
+    │   └── FileStoreFull      its disk has no room
     ├── RequestRepeated        another request came first under its Idempotency-Key
     └── UnsupportedParameter   a parameter (or value) that this version doesn't honour
 
@@ -130,6 +131,10 @@ class BatchStoreAway(PlatformError):
 
 class FileStoreAway(PlatformError):
     """The store of files' bytes gives no answer, or takes no more."""
+
+
+class FileStoreFull(FileStoreAway):
+    """The disk of the store of files' bytes has no room."""
 
 
 class RequestRepeated(PlatformError):

@@ -6,6 +6,7 @@ all, also after a power cut. An object store has no half objects: its upload is 
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -19,10 +20,11 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from footplate.platform.batches.store import ByteStore, ByteWriter
-from footplate.platform.errors import FileStoreAway
+from footplate.platform.errors import FileStoreAway, FileStoreFull
 
 EMBEDDED = "embedded"
 PIECE_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def open_byte_store(files_url: str, data_dir: Path) -> ByteStore:
@@ -46,7 +48,8 @@ def _asking() -> Iterator[None]:
     except FileStoreAway:
         raise
     except Exception as error:
-        raise FileStoreAway(type(error).__name__) from None
+        is_full = isinstance(error, OSError) and error.errno in _FULL
+        raise (FileStoreFull if is_full else FileStoreAway)(type(error).__name__) from None
 
 
 class DiskStore:

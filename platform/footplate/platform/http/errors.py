@@ -47,6 +47,7 @@ from footplate.platform.errors import (
     BodyTooLarge,
     BodyTooSlow,
     FileStoreAway,
+    FileStoreFull,
     LimitRefused,
     MeteringUnavailable,
     ModelNotFound,
@@ -197,6 +198,9 @@ def _from_batches(error: NotThere | WrongState | BatchStoreAway | FileStoreAway)
     if isinstance(error, WrongState):
         # SDKs try a 409 again unless they are told not to.
         return ApiError(409, str(error), code=error.code, headers={"x-should-retry": "false"})
+    if isinstance(error, FileStoreFull):
+        message = "The disk for files is full; delete files that are not needed, or tell the operator."
+        return ApiError(507, message, _SERVER, "insufficient_storage", headers={"x-should-retry": "false"})
     which = "database" if isinstance(error, BatchStoreAway) else "store of files"
     message = f"The {which} can't be asked at the moment; try again."
     return ApiError(503, message, _SERVER, "server_is_overloaded", headers={"retry-after": "1"})
