@@ -6,6 +6,7 @@ No Ray here, but real servers; they share the tier of tests that start processes
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from footplate.deployments import migrations
 from footplate.deployments.embedded import EmbeddedPostgres, EmbeddedValkey
 from footplate.deployments.keeper import Keeper
 from footplate.deployments.leftovers import find_processes, is_alive, postmaster_pid, wait_until
+from footplate.deployments.platform_run import PlatformRun, RunPlan
 from footplate.deployments.run_paths import RunPaths
 from footplate.deployments.storage import prepare_storage
 from footplate.tenancy.adapters.postgres import schema
@@ -162,6 +164,30 @@ def servers_of(paths: RunPaths) -> list[int]:
                 if os.readlink(process / "cwd") == str(paths.valkey_dir) and is_alive(int(process.name)):
                     found.append(int(process.name))
     return found
+
+
+def test_a_server_that_can_not_be_started_again_is_tried_until_it_can(
+    paths: RunPaths, valkey: Callable[[], EmbeddedValkey], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a full disk: the platform goes on without it, and says so once."""
+    run = PlatformRun(RunPlan(paths.data_dir, models=()))
+    server = run._valkey = valkey()
+    server.start()
+    server.stop()
+    kept = paths.valkey_dir.rename(paths.data_dir / "kept")
+    paths.valkey_dir.write_text("")
+    logger = logging.getLogger("footplate.deployments.platform_run")
+    # Its lines go nowhere else where another test has set up our logs.
+    logger.addHandler(caplog.handler)
+    for _ in range(3):
+        run.revive()
+    logger.removeHandler(caplog.handler)
+    # Its handler may stand at the root too.
+    assert len({id(record) for record in caplog.records if record.levelname == "ERROR"}) == 1
+    paths.valkey_dir.unlink()
+    kept.rename(paths.valkey_dir)
+    run.revive()
+    assert server.pids()
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["own child", "another's"])

@@ -109,6 +109,8 @@ class PlatformRun:
         self._models: RunningModels | None = None
         self._is_ray_up = False
         self._is_given_up = False
+        # Embedded servers that have died and could not be started again, and why.
+        self._not_started: dict[str, str] = {}
 
     @property
     def base_url(self) -> str:
@@ -171,7 +173,7 @@ class PlatformRun:
             raise
 
     def supervise(self) -> None:
-        """Start an embedded server again that has died. Cheap while all answer.
+        """As `revive`, once Ray is seen to be well. Cheap while all answer.
 
         Raises:
             StartupError: one of Ray's own daemons is dead. Without it nothing that dies comes back, so the
@@ -182,9 +184,31 @@ class PlatformRun:
         dead = dead_daemons()
         if dead:
             raise StartupError(f"Ray's {', '.join(dead)} has died; the platform stops, start it again")
+        self.revive()
+
+    def revive(self) -> None:
+        """Start an embedded server again that has died.
+
+        One that can't start, as on a full disk, is tried again each time: gateways do without it meanwhile.
+        """
         for server in (self._postgres, self._valkey):
-            if server is not None and not server.start():
-                logger.warning("%s had died and was started again", type(server).__name__)
+            if server is not None:
+                self._revive(server)
+
+    def _revive(self, server: EmbeddedPostgres | EmbeddedValkey) -> None:
+        name = type(server).__name__
+        try:
+            was_running = server.start()
+        except (StartupError, OSError) as error:
+            # A reason is told once, however often it is met.
+            reason = str(error)
+            if self._not_started.get(name) != reason:
+                logger.error("%s has died and can't be started; it is tried again: %s", name, reason)
+            self._not_started[name] = reason
+            return
+        self._not_started.pop(name, None)
+        if not was_running:
+            logger.warning("%s had died and was started again", name)
 
     def faults(self) -> dict[str, str]:
         """The gateway and models of the configuration that failed to start, with the reason."""
