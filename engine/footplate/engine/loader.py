@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import logging
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from footplate.engine.errors import LoadError
 from footplate.engine.kernels.ops import Ops
 from footplate.engine.kernels.torch_ops import TorchOps
 from footplate.engine.layers.attention import KvPair
+from footplate.engine.memory import available_bytes
 from footplate.engine.models.decoder import Decoder, Placement
 from footplate.engine.runner.batch import PersistentBatch
 from footplate.engine.runner.model_runner import ModelRunner
@@ -238,8 +238,7 @@ def _cpu_memory(config: EngineConfig) -> int:
     """Bytes for KV blocks."""
     if config.kv_cache_gib != "auto":
         return int(config.kv_cache_gib * GIB)
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(CPU_KV_MAX, int(available * CPU_KV_SHARE))
+    return min(CPU_KV_MAX, int(available_bytes() * CPU_KV_SHARE))
 
 
 def _num_blocks(config: EngineConfig, model: LoadedModel, memory: int) -> int:

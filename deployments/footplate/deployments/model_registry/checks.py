@@ -11,6 +11,7 @@ from footplate.deployments.specs import ModelSpec
 from footplate.engine.capacity import GIB, LeastMemory, least_memory
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
+from footplate.engine.memory import available_bytes
 from footplate.engine.text.pipeline import TextPipeline
 from footplate.engine.weights.inspection import SourceFacts, inspect_source
 from footplate.engine.weights.source import resolve_source
@@ -32,7 +33,7 @@ class Machine:
 
 def read_machine() -> Machine:
     """This machine, as it is now."""
-    return Machine(_gpu_bytes(), _free_bytes())
+    return Machine(_gpu_bytes(), available_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ModelChecker:
         except LoadError:
             return True
         least = needs(model.engine, facts, is_gpu=False)
-        return least.total_bytes * model.first_replicas <= _free_bytes()
+        return least.total_bytes * model.first_replicas <= available_bytes()
 
 
 def size_fault(engine: EngineConfig, facts: SourceFacts, machine: Machine) -> str | None:
@@ -112,20 +113,6 @@ def needs(engine: EngineConfig, facts: SourceFacts, *, is_gpu: bool) -> LeastMem
 
 def _told(error: LoadError, model: ModelSettings) -> str:
     return safe_text(str(error), model.source, model.chat_template)
-
-
-def _free_bytes() -> int:
-    """What the kernel says can be had without swapping, or what is left of this group's limit."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
 
 
 def _gpu_bytes() -> int:
