@@ -386,6 +386,23 @@ async def test_an_answer_that_a_lost_worker_had_kept_is_billed_and_not_run_again
     assert [(row.state, row.amount) for row in metered_rows()] == [(COMPLETED, FULL // 2)]
 
 
+async def test_leases_that_a_clock_set_back_would_keep_for_hours_end_in_time(run: Run) -> None:
+    async with run() as dying:
+        dying.engine.script.hold_after = 1
+        await dying.begin(line("a"))
+        await until(lambda: bool(dying.engine.generations))
+        stand_still(dying)
+        async with run() as other:
+            # As a server sees them whose clock has stepped back by an hour.
+            in_an_hour = "set leased_until = now() + interval '1 hour'"
+            other.sql(f"update batches.lines {in_an_hour}")
+            other.sql(f"update batches.batches {in_an_hour}, worker = 'dying'")
+            for table in ("lines", "batches"):
+                late = f"select 1 from batches.{table} where leased_until > now() + interval '50 min'"
+                await until(lambda late=late: other.sql(late) == [])
+        release(dying)
+
+
 async def test_a_worker_that_lost_its_line_keeps_and_bills_nothing_of_it(run: Run, metered: Metered) -> None:
     """Though it is the first to have an answer: what is delivered and billed is the holder's."""
     async with run() as slow:

@@ -78,6 +78,18 @@ def test_one_gateway_ends_the_leases_of_all_that_died() -> None:
     play(story)
 
 
+def test_a_claim_that_a_clock_set_back_would_keep_for_hours_ends_in_time() -> None:
+    async def story(world: World) -> None:
+        _, reaper, tenants = world.gateway()
+        assert await tenants.claim_round(10)
+        # As a server sees it whose clock has stepped back by an hour.
+        world.server.ask("PEXPIRE", "footplate:limits:reaper", 3_600_000)
+        assert await reaper.sweep_round() == 0
+        assert 0 < int(str(world.server.ask("PTTL", "footplate:limits:reaper"))) <= 9_000
+
+    play(story)
+
+
 def test_nothing_that_still_runs_is_ended() -> None:
     async def story(world: World) -> None:
         limiter, reaper, _ = world.gateway()

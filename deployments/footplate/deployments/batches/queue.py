@@ -37,6 +37,16 @@ _LEASE_FREE = f"(b.leased_until is null or b.leased_until < {NOW})"
 _MAY_BEGIN = f"(b.not_before is null or b.not_before <= {NOW})"
 _LEASED = f"{NOW} + make_interval(secs => :lease_s)"
 
+# By a clock that was set back no lease may end later than one that begins now; twice that is left to gateways
+# with other settings.
+_TOO_LONG = f"leased_until > {NOW} + make_interval(secs => 2 * :lease_s)"
+_SHORTEN_LINES = text(f"""
+update batches.lines set leased_until = {_LEASED} where (batch_id, number) in (
+    select batch_id, number from batches.lines where state = 'running' and {_TOO_LONG}
+    order by batch_id, number for update skip locked)""")
+_SHORTEN_BATCHES = text(f"""
+update batches.batches set leased_until = {_LEASED} where id in (
+    select id from batches.batches where {_TOO_LONG} order by id for update skip locked)""")
 _END_LEASES = text(f"""
 update batches.lines set state = 'waiting', worker = null, leased_until = null,
     lost_attempts = lost_attempts || attempt
@@ -156,6 +166,8 @@ class PostgresBatchQueue:
     def advance(self) -> None:
         """As `BatchQueue.advance`."""
         with self._database.transaction() as connection:
+            for statement in (_SHORTEN_LINES, _SHORTEN_BATCHES):
+                connection.execute(statement, {"lease_s": self._lease_s})
             for statement in (_END_LEASES, _EXPIRE, _RUN_OUT):
                 connection.execute(statement)
 

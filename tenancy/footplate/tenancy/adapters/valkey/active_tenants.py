@@ -72,7 +72,11 @@ class ValkeyActiveTenants:
     async def claim_round(self, for_s: float) -> bool:
         """As `ActiveTenants.claim_round`. A claim ends before the next round begins."""
         claim_ms = max(1, round(for_s * 900))
-        return bool(await self._ask(lambda: self._client.set(self._turn, "1", nx=True, px=claim_ms)))
+        if await self._ask(lambda: self._client.set(self._turn, "1", nx=True, px=claim_ms)):
+            return True
+        # The end of a claim is a moment of the server's clock: once that is set back it would hold till then.
+        await self._ask(lambda: self._client.pexpire(self._turn, claim_ms, lt=True))
+        return False
 
     async def listed(self) -> Sequence[str]:
         """As `ActiveTenants.listed`."""
