@@ -1,12 +1,13 @@
 """Time the Triton kernels of a step on a CUDA device against memory's read rate and torch's best, in one run.
 
-    python engine/benchmarks/bench_gpu_kernels.py [--seconds 240] [--sweep] [--only products,chain]
+    python engine/benchmarks/bench_gpu_kernels.py [--seconds 240] [--sweep] [--only streamed,attention]
     python engine/benchmarks/bench_gpu_kernels.py --device cpu    # tiny shapes in Triton's interpreter
 
 Every case runs over weights or caches that together are far larger than the L2 cache, in one CUDA graph.
-Results are saved after each case, so that a run cut short still leaves what it found. `cuBLAS` is the bare
-product, without the norm, activation, rotation or residual that our kernel also does. A sweep tries tilings
-in the time that is left and prints the best ones as entries of `skinny_linear/tiling.py`.
+Results are saved after each case, so that a run cut short still leaves what it found. `streamed` are the
+products of a step of 1 to 64 rows on Hopper, `products` those of one row of a small model and elsewhere.
+`cuBLAS` is the bare product, without the norm, activation, rotation or residual that our kernel also does. A
+sweep tries tilings in the time that is left and prints the best ones as entries of `skinny_linear/tiling.py`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,28 @@ if "cpu" in sys.argv:  # Triton must be told before it is imported
 
 import gpu_sweep
 import torch
-from gpu_steps import ATTENTIONS, MODELS, TINY, Model, attention_calls, chain_calls, draw_calls, product_call
+from gpu_steps import (
+    ATTENTIONS,
+    MODELS,
+    TINY,
+    Model,
+    attention_calls,
+    block_calls,
+    chain_calls,
+    draw_calls,
+    product_call,
+)
 from gpu_timing import Times, read_ceiling, time_calls
 
 from footplate.engine.kernels.skinny_linear.tiling import Tiling, choose, row_bucket
+from footplate.engine.kernels.streamed_block.launch import MAX_ROWS as BLOCK_ROWS
+from footplate.engine.kernels.streamed_linear.kernel import streamed_linear
 
 PRODUCTS = ("norm_qkv_rope_cache", "linear_add_o", "norm_gate_up", "linear_add_down", "norm_linear_head")
+MATRICES = dict(zip(PRODUCTS, ("qkv", "out", "gate_up", "down", "head"), strict=True))
 ROW_COUNTS = (1, 8, 16, 32, 64)
 L2_MULTIPLE_BYTES = 400 << 20  # what the calls of one case read at least, several times any L2
-PARTS = ("products", "chain", "attention", "draws")
+PARTS = ("streamed", "products", "chain", "attention", "draws")
 
 
 @dataclass
@@ -127,6 +141,45 @@ def product_row(bench: Bench, model: Model, op: str, num_rows: int, tiling: Tili
     row |= rates(num_outputs * num_inputs * 2, best, bench.found["ceiling"])
     row["speed-up"] = row["cuBLAS"]["p50"] / best.p50
     return row
+
+
+def streamed(bench: Bench, models: tuple[Model, ...], row_counts: tuple[int, ...]) -> None:
+    """Products in equal runs of tiles, and a block of four of them with all that stands between."""
+    for model in models:
+        for num_rows in row_counts:
+            for op in PRODUCTS[:4]:
+                bench.case(
+                    "streamed",
+                    f"{model.name} streamed {MATRICES[op]} M={num_rows}",
+                    lambda m=model, o=op, r=num_rows: streamed_row(bench, m, o, r),
+                )
+            if bench.device.type == "cuda" and num_rows <= BLOCK_ROWS:
+                name = f"{model.name} streamed block M={num_rows}"
+                bench.case("streamed", name, lambda m=model, r=num_rows: block_row(bench, m, r))
+
+
+def streamed_row(bench: Bench, model: Model, op: str, num_rows: int) -> dict[str, Any]:
+    """One product, which leaves parts for the next kernel to add, beside torch's."""
+    shape = model.matrix(op)
+    weights = bench.weights(*shape)
+    x = torch.empty(num_rows, shape[1], dtype=weights[0].dtype, device=bench.device).normal_()
+    use_pdl = bench.device.type == "cuda"
+    ours = time_calls([lambda w=w: streamed_linear(x, w, use_pdl=use_pdl) for w in weights], bench.device)
+    output = torch.empty(num_rows, shape[0], dtype=x.dtype, device=bench.device)
+    bare = time_calls([lambda w=w: torch.mm(x, w.T, out=output) for w in weights], bench.device)
+    row = {"N": shape[0], "K": shape[1], "M": num_rows, "ours": asdict(ours), "cuBLAS": asdict(bare)}
+    row |= rates(shape[0] * shape[1] * 2, ours, bench.found["ceiling"])
+    return row | {"speed-up": bare.p50 / ours.p50}
+
+
+def block_row(bench: Bench, model: Model, num_rows: int) -> dict[str, Any]:
+    """All layers' blocks in turn, one of them timed, beside the four bare products by cuBLAS."""
+    ours, bare, num_bytes = block_calls(model, bench.pool, PRODUCTS[:4], num_rows)
+    times = time_calls(ours, bench.device, 8)
+    theirs = time_calls(bare, bench.device, 8)
+    row = {"M": num_rows, "ours": asdict(times), "cuBLAS": asdict(theirs)}
+    row |= rates(num_bytes, times, bench.found["ceiling"])
+    return row | {"speed-up": theirs.p50 / times.p50}
 
 
 def _kernel_name(op: str) -> str:
@@ -391,14 +444,12 @@ def main() -> None:
             compile_defaults(bench, models, rows)
         except Exception:  # then this process compiles by itself
             traceback.print_exc()
-    if "products" in parts:
-        products(bench, models, rows)
-    if "chain" in parts:
-        chains(bench, models, rows)
-    if "attention" in parts:
-        attentions(bench, models)
-    if "draws" in parts:
-        draws(bench, models)
+    for part, measure in (("streamed", streamed), ("products", products), ("chain", chains)):
+        if part in parts:
+            measure(bench, models, rows)
+    for part, measure_all in (("attention", attentions), ("draws", draws)):
+        if part in parts:
+            measure_all(bench, models)
     if options.sweep and on_gpu:
         try:
             sweep(bench, models, rows)

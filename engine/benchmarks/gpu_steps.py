@@ -21,6 +21,8 @@ from footplate.engine.kernels.skinny_linear.kernel import (
 )
 from footplate.engine.kernels.skinny_linear.reference import QkvLayer
 from footplate.engine.kernels.skinny_linear.tiling import Tiling
+from footplate.engine.kernels.streamed_block.block import Block
+from footplate.engine.kernels.streamed_block.launch import new_counters, streamed_block
 
 Call = Callable[[], object]
 BLOCK_SIZE = 16
@@ -176,6 +178,36 @@ def chain_calls(
         num_bytes += 4 * len(layers) * num_rows * CONTEXT * model.kv_heads * model.head_dim
     ours = [layer_call(weights, kv) for weights, kv in zip(layers, kvs, strict=True)]
     return ours, [bare(weights) for weights in layers], num_bytes
+
+
+def block_calls(
+    model: Model, pool: torch.Tensor, ops: Sequence[str], num_rows: int
+) -> tuple[list[Call], list[Call], int]:
+    """(the streamed block of each layer, its four products by cuBLAS, bytes of a layer's weights)."""
+    device = pool.device
+    gain = torch.ones(model.hidden, device=device)
+    layers = list(_cut(pool, model, ops))
+    blocks = [
+        Block(out, gain, gate_up, down, gain, layers[(i + 1) % len(layers)][0], EPS, "silu")
+        for i, (_, out, gate_up, down) in enumerate(layers)
+    ]
+    attended = torch.empty(num_rows, layers[0][1].shape[1], dtype=pool.dtype, device=device).normal_()
+    residual = torch.zeros(num_rows, model.hidden, dtype=pool.dtype, device=device)
+    inner = torch.empty(num_rows, model.ffn, dtype=pool.dtype, device=device).normal_()
+    counters = new_counters(len(blocks), device)
+
+    def ours(i: int) -> Call:
+        following = counters[(i + 1) % len(blocks)]
+        return lambda: streamed_block(attended, blocks[i], residual, counters[i], following, use_pdl=True)
+
+    def bare(block: Block) -> Call:
+        assert block.next_qkv is not None
+        inputs = (attended, residual, inner, residual)
+        weights = (block.out, block.gate_up, block.down, block.next_qkv)
+        return lambda: [F.linear(x, w) for x, w in zip(inputs, weights, strict=True)]
+
+    num_bytes = 2 * sum(weight.numel() for weight in layers[0])
+    return [ours(i) for i in range(len(blocks))], [bare(block) for block in blocks], num_bytes
 
 
 def attention_calls(
