@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 
 from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.engine.types import EngineStats
+from footplate.platform.errors import NoRoomForBody
+from footplate.platform.http.body_room import BodyRoom
 from footplate.platform.http.edge import EdgeLimits
 from footplate.platform.http.health import Readiness
 from footplate.tenancy.errors import StoreUnavailable
@@ -258,6 +260,43 @@ async def test_a_slow_body_times_out(make_rig: Callable[..., Rig]) -> None:
     wire._incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
     await asyncio.wait_for(rig.app(wire.scope, wire.receive, wire.send), 5)
     assert wire.sent[0]["status"] == 408
+
+
+def _begun(num_bytes: int) -> Wire:
+    """A client that has sent so much of its body, and sends the rest never."""
+    wire = Wire(chat_body())
+    wire._incoming = asyncio.Queue()
+    wire._incoming.put_nowait({"type": "http.request", "body": b"a" * num_bytes, "more_body": True})
+    return wire
+
+
+async def test_bodies_that_come_slowly_take_so_much_memory_and_no_more(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(edge=EdgeLimits(max_held_bytes=4_000))
+    held, more = _begun(1_900), _begun(200)
+    call = asyncio.create_task(rig.app(held.scope, held.receive, held.send))
+    await _until(held._incoming.empty)
+    await asyncio.wait_for(rig.app(more.scope, more.receive, more.send), 5)
+    start, body = more.sent[:2]
+    assert start["status"] == 503 and b"2000 bytes" in body["body"]
+    assert {(b"retry-after", b"1"), (b"connection", b"close")} <= set(start["headers"])
+    held.leave()
+    await asyncio.wait_for(call, 5)
+    # All of it came back, of the one that was refused too.
+    async with rig.http() as http:
+        whole = await http.post(PATH, content=json.dumps(chat_body()).encode().ljust(1_900))
+    assert whole.status_code == 200
+
+
+def test_one_tenant_has_half_of_the_room_for_bodies() -> None:
+    room = BodyRoom(4_000)
+    room.take("red", 2_000)
+    with pytest.raises(NoRoomForBody, match="This tenant"):
+        room.take("red", 1)
+    room.take("blue", 1_999)
+    with pytest.raises(NoRoomForBody, match="All requests"):
+        room.take("green", 2)
+    room.give_back("red", 2_000)
+    room.take("green", 2_000)
 
 
 async def test_a_client_that_leaves_while_sending_is_no_error(rig: Rig) -> None:

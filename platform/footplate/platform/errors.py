@@ -11,6 +11,7 @@
     ├── BodyEncoded            the request's body is compressed
     ├── BodyTooComplex         it holds too many lists, objects or values
     ├── BodyTooSlow            the request's body did not arrive in time
+    ├── NoRoomForBody          the bodies of all requests take too much memory
     ├── AnswerNotRead          the client takes nothing of its answer
     ├── NotThere               no such file or batch, or another tenant's
     ├── WrongState             what is asked for does not go with how a file or batch stands
@@ -103,6 +104,10 @@ class BodyTooComplex(PlatformError):
 
 class BodyTooSlow(PlatformError):
     """The body did not arrive in time."""
+
+
+class NoRoomForBody(PlatformError):
+    """The bodies of all requests, or of one tenant's, take as much memory as they may."""
 
 
 class AnswerNotRead(PlatformError):

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from footplate.platform.errors import AnswerNotRead, BodyEncoded, BodyTooLarge, BodyTooSlow
+from footplate.platform.http.body_room import BodyRoom
 from footplate.platform.http.errors import api_error
 from footplate.platform.ports import Principal
 from footplate.platform.telemetry.spans import CURRENT, SERVER, RequestTrace, Tracer
@@ -32,11 +33,17 @@ _log = structlog.get_logger("footplate.edge")
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """How large a body may be, how long it may take to come, and how long a client may read nothing."""
+    """How large a body may be, how long it may take to come, and how long a client may read nothing.
+
+    `max_held_bytes`: of all bodies that a gateway holds at once, the default's for all endpoints. Not
+    `is_held`: who reads this endpoint's bodies keeps no more than a piece.
+    """
 
     max_body_bytes: int = 8 << 20
     max_body_s: float = 60.0
     max_stall_s: float = 60.0
+    max_held_bytes: int = 256 << 20
+    is_held: bool = True
 
 
 def note_failure(scope: Scope, error: Exception) -> None:
@@ -74,6 +81,7 @@ class Edge:
         self._app = app
         self._tracer = tracer or Tracer()
         self._limits = limits or EdgeLimits()
+        self._room = BodyRoom(self._limits.max_held_bytes)
         # Of single endpoints, by method and path: for uploads.
         self._own_limits = own_limits or {}
         self._clock = clock
@@ -85,7 +93,7 @@ class Edge:
         limits = self._own_limits.get((scope["method"], scope["path"]), self._limits)
         exchange = _Exchange(send, limits.max_stall_s, self._clock)
         scope["footplate.request_id"] = exchange.request_id
-        body = _BoundedBody(receive, scope, limits.max_body_bytes, limits.max_body_s)
+        body = _BoundedBody(receive, scope, limits, self._room)
         trace = self._tracer.begin(exchange.request_id, _traceparent(scope))
         if scope["path"] in _UNTRACED:
             trace.leave_out()
@@ -99,6 +107,7 @@ class Edge:
                 raise ConnectionAbortedError("the answer broke off") from None
             await api_error(error).response()(scope, receive, exchange.send)
         finally:
+            body.let_go()
             _log_failure(scope, exchange)
             if trace.is_recorded:
                 _end_span(scope, exchange, trace)
@@ -187,15 +196,19 @@ def _traceparent(scope: Scope) -> bytes | None:
 class _BoundedBody:
     """A request's body that raises once it is too large or too slow, before more of it is read.
 
-    One that is compressed raises at once: it would be taken for broken JSON.
+    One that is compressed raises at once: it would be taken for broken JSON. What has come counts in `room`
+    until `let_go`.
     """
 
-    def __init__(self, receive: Receive, scope: Scope, max_bytes: int, max_s: float) -> None:
+    def __init__(self, receive: Receive, scope: Scope, limits: EdgeLimits, room: BodyRoom) -> None:
         self._receive = receive
+        self._scope = scope
+        self._room = room if limits.is_held else None
+        self._tenant_id, self._num_held = "", 0
         self._announced = _content_length(scope)
         self._is_encoded = _is_encoded(scope)
-        self._max_bytes = max_bytes
-        self._max_s = max_s
+        self._max_bytes = limits.max_body_bytes
+        self._max_s = limits.max_body_s
         self._num_bytes = 0
         self._deadline: float | None = None
         self._is_complete = False
@@ -216,11 +229,29 @@ class _BoundedBody:
         except TimeoutError:
             raise BodyTooSlow(f"The body did not arrive within {self._max_s:g} s.") from None
         if message["type"] == "http.request":
-            self._num_bytes += len(message.get("body", b""))
+            num_bytes = len(message.get("body", b""))
+            self._num_bytes += num_bytes
             if self._num_bytes > self._max_bytes:
                 raise self._too_large()
+            self._hold(num_bytes)
             self._is_complete = not message.get("more_body", False)
         return message
+
+    def let_go(self) -> None:
+        """The request is over."""
+        if self._room is not None and self._num_held:
+            self._room.give_back(self._tenant_id, self._num_held)
+        self._num_held = 0
+
+    def _hold(self, num_bytes: int) -> None:
+        """Raises NoRoomForBody. Endpoints that read a body have said by then whose it is."""
+        if self._room is None:
+            return
+        caller = self._scope.get(_CALLER)
+        if not self._num_held:
+            self._tenant_id = "" if caller is None else caller.tenant_id
+        self._room.take(self._tenant_id, num_bytes)
+        self._num_held += num_bytes
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is larger than {self._max_bytes} bytes.")

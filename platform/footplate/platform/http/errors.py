@@ -51,6 +51,7 @@ from footplate.platform.errors import (
     LimitRefused,
     MeteringUnavailable,
     ModelNotFound,
+    NoRoomForBody,
     NotThere,
     PermissionDenied,
     PlatformError,
@@ -186,6 +187,9 @@ def _from_platform(error: PlatformError) -> ApiError:
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, NotThere | WrongState | BatchStoreAway | FileStoreAway):
         return _from_batches(error)
+    if isinstance(error, NoRoomForBody):
+        after = {"retry-after": "1", "connection": "close"}
+        return ApiError(503, str(error), _SERVER, "server_is_overloaded", headers=after)
     if type(error) in _UNREAD:
         status, code = _UNREAD[type(error)]
         return ApiError(status, str(error), code=code, headers={"connection": "close"})

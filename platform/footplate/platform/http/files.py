@@ -37,7 +37,11 @@ MIN_KEPT_S, MAX_KEPT_S = 3_600, 2_592_000
 _FORM_BYTES = 1 << 20
 # A slow line may take a while for 200 MB.
 UPLOAD_LIMITS: Mapping[tuple[str, str], EdgeLimits] = MappingProxyType(
-    {("POST", PATH): EdgeLimits(max_body_bytes=FileLimits().max_file_bytes + _FORM_BYTES, max_body_s=900.0)}
+    {
+        ("POST", PATH): EdgeLimits(
+            max_body_bytes=FileLimits().max_file_bytes + _FORM_BYTES, max_body_s=900.0, is_held=False
+        )
+    }
 )
 _OTHER_PURPOSES = frozenset({"assistants", "fine-tune", "vision", "user_data", "evals"})
 _FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
