@@ -23,14 +23,14 @@ class FakedClock:
         self.environment = {
             "LD_PRELOAD": str(found[0]),
             "FAKETIME_TIMESTAMP_FILE": str(file),
-            # Seconds: whoever asked for the time opened the file each time, else.
-            "FAKETIME_CACHE_DURATION": "1",
+            # What it caches by its own clock it goes on with after a step.
+            "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
         self.step(0)
 
     def step(self, hours: float) -> None:
-        """Be so many hours ahead of the machine's clock: in one step, within a second."""
+        """Be so many hours ahead of the machine's clock: from now on and in one step."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{round(hours * 3600):+d}\n")
         new.chmod(0o644)
