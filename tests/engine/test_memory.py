@@ -10,6 +10,7 @@ import pytest
 
 from footplate.engine.llm import LLM
 from footplate.engine.memory import available_bytes
+from footplate.engine.runner.model_runner import logit_rows
 from footplate.engine.types import SamplingParams
 from tests.engine.conftest import SMOLLM2
 
@@ -23,6 +24,13 @@ def test_an_llm_that_is_let_go_leaves_nothing() -> None:
     gc.collect()
     assert gone() is None
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("vocab_size", "expected"), [(1_000, 64), (262_144, 16), (10**9, 1)])
+def test_a_prompts_log_probabilities_take_as_much_memory_whatever_the_vocabulary(
+    vocab_size: int, expected: int
+) -> None:
+    assert logit_rows(vocab_size) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from footplate.engine.runner.batch import PersistentBatch
 from footplate.engine.sampling.sampler import Sampler, token_logprobs
 from footplate.engine.types import TokenLogprob
 
-LOGIT_ROWS = 64  # prompt log-probabilities are made this many rows at a time: a row of logits is large
+# Prompt log-probabilities are made some rows at a time: a row of logits is large, and what is made of it
+# takes several times as much for the moment.
+LOGIT_ROWS = 64
+LOGIT_BYTES = 16 << 20
 
 
 class ModelRunner:
@@ -80,8 +83,14 @@ class ModelRunner:
 
     def _logprobs_of(self, hidden: torch.Tensor, targets: Sequence[int], num_top: int) -> list[TokenLogprob]:
         entries: list[TokenLogprob] = []
-        for begin in range(0, len(targets), LOGIT_ROWS):
-            ids = torch.tensor(targets[begin : begin + LOGIT_ROWS], device=hidden.device)
-            logits = self._model.logits(hidden[begin : begin + LOGIT_ROWS])
+        rows = logit_rows(self._model.config.vocab_size)
+        for begin in range(0, len(targets), rows):
+            ids = torch.tensor(targets[begin : begin + rows], device=hidden.device)
+            logits = self._model.logits(hidden[begin : begin + rows])
             entries += token_logprobs(logits, ids, [num_top] * len(ids))
         return entries
+
+
+def logit_rows(vocab_size: int) -> int:
+    """How many rows of logits to make at a time."""
+    return max(1, min(LOGIT_ROWS, LOGIT_BYTES // (4 * vocab_size)))
