@@ -51,8 +51,8 @@ from footplate.deployments.autoscaling.policy import ReplicaReport, ReplicaScale
 from footplate.engine.bench.record import environment
 
 MOST = 10
-# A replica of an 8B model is at its first token 7.4 s after its start where its kernels were compiled before,
-# and after 27 s where they were not (engine/README.md).
+# A replica of an 8B model is at its first token 11 to 13 s after its start where its kernels were compiled
+# before, and after 22 to 26 s where they were not (engine/README.md).
 STARTS_S = (15.0, 30.0)
 Decide = Callable[[Seen], int]
 
