@@ -11,17 +11,20 @@ from typing import Any
 
 import fsspec
 import pytest
+from sqlalchemy import text
 
 from footplate.deployments.batches.byte_store import DiskStore, ObjectStore, open_byte_store
+from footplate.deployments.batches.database import Database
 from footplate.deployments.batches.setup import prepare_batches
 from footplate.deployments.errors import StartupError
 from footplate.platform.batches.store import ByteStore
-from footplate.platform.errors import FileStoreAway
+from footplate.platform.errors import BatchStoreFull, FileStoreAway
 from footplate.platform.settings import BatchSettings
 from tests.billing.conftest import NewBooks
 from tests.deployments.batch_rig import jsonl, line, until
 from tests.deployments.test_batches import Run, metered, run
 from tests.deployments.test_metering import Metered
+from tests.postgres_server import connected
 
 __all__ = ["metered", "run"]
 pytestmark = pytest.mark.anyio
@@ -272,10 +275,17 @@ async def test_an_upload_to_a_full_disk_says_so_and_leaves_nothing(
             disk.setattr(os, "fsync", full)
             answer = await rig.post_file(b"{}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
-        assert "delete files" in answer.json()["error"]["message"]
+        assert "delete some" in answer.json()["error"]["message"]
         assert answer.headers["x-should-retry"] == "false"
         assert rig.paths == [] and rig.sql("select 1 from batches.files") == []
         assert (await rig.post_file(b"{}")).status_code == 200
+
+
+def test_a_database_without_room_is_told_from_one_that_is_away(new_books: NewBooks) -> None:
+    fault = "do $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$"
+    with connected(new_books()) as engine, pytest.raises(BatchStoreFull):
+        with Database(engine).transaction() as connection:
+            connection.execute(text(fault))
 
 
 async def test_without_a_database_files_and_batches_are_a_503_that_says_when_to_come_again(run: Run) -> None:

@@ -16,6 +16,7 @@
     ├── NotThere               no such file or batch, or another tenant's
     ├── WrongState             what is asked for does not go with how a file or batch stands
     ├── BatchStoreAway         the database of files and batches gives no answer
+    │   └── BatchStoreFull     its disk has no room
     ├── FileStoreAway          the store of files' bytes gives no answer
     │   └── FileStoreFull      its disk has no room
     ├── RequestRepeated        another request came first under its Idempotency-Key
@@ -132,6 +133,10 @@ class WrongState(PlatformError):
 
 class BatchStoreAway(PlatformError):
     """The database of files and batches gives no answer."""
+
+
+class BatchStoreFull(BatchStoreAway):
+    """The disk of the database of files and batches has no room."""
 
 
 class FileStoreAway(PlatformError):

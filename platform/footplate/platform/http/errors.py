@@ -42,6 +42,7 @@ from footplate.platform.errors import (
     AnswerNotRead,
     AuthenticationFailed,
     BatchStoreAway,
+    BatchStoreFull,
     BodyEncoded,
     BodyTooComplex,
     BodyTooLarge,
@@ -202,8 +203,8 @@ def _from_batches(error: NotThere | WrongState | BatchStoreAway | FileStoreAway)
     if isinstance(error, WrongState):
         # SDKs try a 409 again unless they are told not to.
         return ApiError(409, str(error), code=error.code, headers={"x-should-retry": "false"})
-    if isinstance(error, FileStoreFull):
-        message = "The disk for files is full; delete files that are not needed, or tell the operator."
+    if isinstance(error, FileStoreFull | BatchStoreFull):
+        message = "There is no room for files; delete some that are not needed, or tell the operator."
         return ApiError(507, message, _SERVER, "insufficient_storage", headers={"x-should-retry": "false"})
     which = "database" if isinstance(error, BatchStoreAway) else "store of files"
     message = f"The {which} can't be asked at the moment; try again."
