@@ -21,6 +21,7 @@ from footplate.engine.layers.attention import KvPair
 from footplate.engine.memory import available_bytes
 from footplate.engine.models.decoder import Decoder, Placement
 from footplate.engine.runner.batch import PersistentBatch
+from footplate.engine.runner.first_step import refuse_damaged
 from footplate.engine.runner.model_runner import ModelRunner
 from footplate.engine.sampling.sampler import Sampler
 from footplate.engine.scheduler import Scheduler
@@ -107,10 +108,11 @@ def make_engine(model: LoadedModel, config: EngineConfig, *, prefix_key: bytes =
     """A scheduler, a KV pool and a runner around loaded weights.
 
     Raises:
-        LoadError: the KV memory holds too little for the options.
+        LoadError: the KV memory holds too little for the options, or the weights are damaged.
     """
     shape, device = model.model_config, model.place.device
     num_blocks, max_len, runner = (_on_cpu if device.type == "cpu" else _on_device)(model, config)
+    refuse_damaged(runner, shape.vocab_size, config.block_size, max_len)
     scheduler = Scheduler(
         config,
         num_blocks=num_blocks,
