@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,61 +116,149 @@ def test_two_tenants_have_no_block_in_common() -> None:
         assert index.match(second) == {}
 
 
+KEYS = [b"%d" % number for number in range(40)]
+
+
 class Engine:
-    """A cache that changes at random, and the events that it sends: the truth that an index must come to."""
+    """A cache that changes at random, the events that it sends, and what it has told with each of them."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.held: set[bytes] = set()
-        self._sequence = 0
+        # Who has taken in all events up to a number holds these.
+        self.told: list[set[bytes]] = [set()]
 
     def change(self) -> BlockEvents:
+        """Blocks go and others come, among them such as went in the same batch."""
         evicted = [key for key in sorted(self.held) if self._rng.random() < 0.3]
-        self.held -= set(evicted)
-        stored = [b"%d" % self._rng.randrange(40) for _ in range(self._rng.randrange(6))]
-        self.held |= set(stored)
-        return self._next(stored, evicted)
+        stored = [self._rng.choice(KEYS) for _ in range(self._rng.randrange(6))]
+        stored += evicted[:1] if self._rng.random() < 0.3 else []
+        self.held = self.held - set(evicted) | set(stored)
+        return self._next(stored, evicted, self.held)
 
     def snapshot(self) -> list[BlockEvents]:
         held = sorted(self.held)
         half = len(held) // 2
-        return [self._next(held[:half], [], is_reset=True), self._next(held[half:], [])]
+        return [
+            self._next(held[:half], [], set(held[:half]), is_reset=True),
+            self._next(held[half:], [], self.held),
+        ]
 
-    def _next(self, stored: list[bytes], evicted: list[bytes], *, is_reset: bool = False) -> BlockEvents:
-        self._sequence += 1
-        return BlockEvents(self._sequence, stored, evicted, is_reset)
+    def _next(
+        self, stored: list[bytes], evicted: list[bytes], told: set[bytes], *, is_reset: bool = False
+    ) -> BlockEvents:
+        self.told.append(told)
+        return BlockEvents(len(self.told) - 1, stored, evicted, is_reset)
+
+
+class Road:
+    """What is on its way to an index: mostly in order, but some of it is lost, late, or comes again."""
+
+    def __init__(self, rng: random.Random, lost_share: float) -> None:
+        self._rng, self._lost_share = rng, lost_share
+        self._waiting: list[BlockEvents] = []
+        self._sent: list[BlockEvents] = []
+
+    def send(self, *events: BlockEvents) -> None:
+        self._waiting += events
+        self._sent += events
+
+    def deliver(self) -> BlockEvents | None:
+        """The next that arrives; None when nothing is on its way, or what came next is lost."""
+        rng = self._rng
+        if self._sent and rng.random() < 0.15:
+            return rng.choice(self._sent)
+        if not self._waiting:
+            return None
+        late = len(self._waiting) > 1 and rng.random() < 0.1
+        events = self._waiting.pop(1 if late else 0)
+        return None if rng.random() < self._lost_share else events
+
+
+def held_by(index: PrefixIndex, replica: ReplicaId, keys: list[bytes]) -> set[bytes]:
+    """What the index believes, asked key by key."""
+    return {key for key in keys if replica in index.match([key])}
+
+
+@dataclass
+class Fleet:
+    """Two engines, the roads of their events, and what the index is to know of each."""
+
+    rng: random.Random
+    lost_share: float
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    # The last event that each replica's view is to have taken in.
+    last: dict[ReplicaId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engines = {A: Engine(self.rng), B: Engine(self.rng)}
+        self.roads = {replica: Road(self.rng, self.lost_share) for replica in self.engines}
+
+    def turn(self) -> None:
+        """One change, and on each road one delivery; whoever is behind asks, and may lose the answer too."""
+        replica = self.rng.choice((A, B))
+        self.roads[replica].send(self.engines[replica].change())
+        for sender, road in self.roads.items():
+            events = road.deliver()
+            if events is None:
+                continue
+            if not self.index.apply(sender, events):
+                road.send(*self.engines[sender].snapshot())
+            elif events.sequence > self.last.get(sender, -1):
+                self.last[sender] = events.sequence
+        self.index.sweep(self.rng.randrange(5))
+        if self.rng.random() < 0.03:
+            self.index.remove(gone := self.rng.choice((A, B)))
+            self.last.pop(gone, None)
+
+    def check(self) -> None:
+        """A view that says that it is whole holds what its engine had told by then, and nothing else."""
+        for replica, engine in self.engines.items():
+            if not self.index.is_behind(replica):
+                assert held_by(self.index, replica, KEYS) == engine.told[self.last[replica]]
 
 
 @settings(max_examples=150)
-@given(st.integers(0, 2**32), st.floats(0, 0.5))
+@given(st.integers(0, 2**32), st.sampled_from((0.0, 0.02, 0.2)))
 def test_after_gaps_repeats_and_events_out_of_order_the_index_is_the_engines_truth(
     seed: int, lost_share: float
 ) -> None:
-    rng = random.Random(seed)
-    engines = {A: Engine(rng), B: Engine(rng)}
-    index = PrefixIndex()
-    on_the_way: list[tuple[ReplicaId, BlockEvents]] = []
-    for _ in range(30):
-        replica = rng.choice((A, B))
-        on_the_way += [(replica, engines[replica].change())] * rng.choice((1, 1, 2))
-        rng.shuffle(on_the_way)
-        while on_the_way and rng.random() < 0.7:
-            sender, events = on_the_way.pop()
-            if rng.random() < lost_share or index.apply(sender, events):
-                continue
-            # Whoever is behind asks, and may lose the answer as well.
-            on_the_way += [(sender, event) for event in reversed(engines[sender].snapshot())]
-        index.sweep(rng.randrange(5))
-        if rng.random() < 0.1:
-            index.remove(sender := rng.choice((A, B)))
-    for replica, engine in engines.items():
+    """Nothing is healed before it is looked at: no whole comes but those that the index asks for."""
+    fleet = Fleet(random.Random(seed), lost_share)
+    for _ in range(60):
+        fleet.turn()
+        fleet.check()
+    # Once nothing is lost any more a whole sets all right, and entries of the dead go.
+    for replica, engine in fleet.engines.items():
         for events in engine.snapshot():
-            assert index.apply(replica, events)
-    swept(index)
-    for number in range(40):
-        key = b"%d" % number
-        assert set(index.match([key])) == {r for r, engine in engines.items() if key in engine.held}
-    assert len(index) == len(engines[A].held | engines[B].held)
+            assert fleet.index.apply(replica, events)
+        assert held_by(fleet.index, replica, KEYS) == engine.held
+    swept(fleet.index)
+    assert len(fleet.index) == len(fleet.engines[A].held | fleet.engines[B].held)
+
+
+def test_what_was_seen_before_changes_nothing() -> None:
+    """Neither the same event again nor an older one, be it a whole: all that they tell is told already."""
+    index, keys = PrefixIndex(), keys_of("p", 6)
+    whole, gone = BlockEvents(0, keys[:3], is_reset=True), BlockEvents(1, keys[3:5], keys[2:3])
+    come = BlockEvents(2, keys[2:3])
+    for events in (whole, gone):
+        assert index.apply(A, events)
+    for old in (gone, whole, gone):
+        assert index.apply(A, old)
+        assert held_by(index, A, keys) == {keys[0], keys[1], keys[3], keys[4]}
+    assert index.num_gaps == 0
+    # The next in order is still awaited.
+    assert index.apply(A, come)
+    assert held_by(index, A, keys) == set(keys[:5])
+
+
+def test_what_a_batch_evicts_goes_before_what_it_stores_comes() -> None:
+    """A block that went and came again between two reports is in both lists, and is held."""
+    index, keys = PrefixIndex(), keys_of("p", 3)
+    told(index, A, *keys)
+    assert index.apply(A, BlockEvents(1, stored=keys[2:], evicted=keys[1:]))
+    assert held_by(index, A, keys) == {keys[0], keys[2]}
 
 
 def test_no_more_is_kept_than_may_be_and_the_longest_known_goes_first() -> None:
