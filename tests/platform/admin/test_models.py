@@ -237,3 +237,20 @@ def test_rows_that_do_not_fit_the_file_any_more_say_so(world: World) -> None:
         "failed",
         True,
     )
+
+
+def test_models_and_routes_come_in_pages_too(world: World) -> None:
+    """A model whose name comes before moves no row of the page that follows."""
+    first = world.ok("GET", "models?limit=1")
+    assert [model["id"] for model in first["data"]] == ["large"]
+    assert (first["has_more"], first["next"]) == (True, "large")
+    world.ok("POST", "models", ADDED)
+    rest = world.ok("GET", f"models?after={first['next']}")
+    assert [model["id"] for model in rest["data"]] == ["smollm2-135m"]
+    assert (rest["has_more"], rest["next"]) == (False, None)
+    names = [route["id"] for route in world.ok("GET", "routes?order=desc")["data"]]
+    assert names == sorted(names, reverse=True) and len(names) > 1
+    following = world.ok("GET", f"routes?order=desc&limit=1&after={names[0]}&from=2026-10-01")
+    assert [route["id"] for route in following["data"]] == names[1:2]
+    for query in ("limit=0", "limit=x", "order=up"):
+        world.refused(400, "invalid_value", "GET", f"models?{query}")

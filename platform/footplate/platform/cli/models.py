@@ -28,7 +28,7 @@ _Wait = Annotated[
 def list_models(as_json: AsJson = False) -> None:
     """List all models, those that don't serve too."""
     with AdminClient() as admin:
-        show_rows(admin.ask("GET", "/models")["data"], COLUMNS, as_json=as_json)
+        show_rows(admin.rows("/models"), COLUMNS, as_json=as_json)
 
 
 @model_commands.command()

@@ -31,7 +31,7 @@ COLUMNS = (
 def list_routes(as_json: AsJson = False) -> None:
     """List all routes with this month's requests, the share the large model answered, and the saving."""
     with AdminClient() as admin:
-        show_rows(admin.ask("GET", "/routes")["data"], COLUMNS, as_json=as_json)
+        show_rows(admin.rows("/routes"), COLUMNS, as_json=as_json)
 
 
 @route_commands.command()

@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -154,6 +154,17 @@ def listed(items: list[dict[str, Any]], *, has_more: bool) -> Response:
     """A page of a list; `next` is the `after` of the page that follows."""
     following = items[-1]["id"] if has_more and items else None
     return JSONResponse({"object": "list", "data": items, "has_more": has_more, "next": following})
+
+
+def listed_by_name(items: Iterable[dict[str, Any]], page: Page) -> Response:
+    """A page of a list that is at hand as a whole, ordered by id; none is lost while others come."""
+    ordered = sorted(items, key=lambda item: item["id"], reverse=page.is_newest_first)
+    if page.after is not None:
+        after = page.after
+        ordered = [
+            each for each in ordered if (each["id"] < after if page.is_newest_first else each["id"] > after)
+        ]
+    return listed(ordered[: page.limit], has_more=len(ordered) > page.limit)
 
 
 async def answer(route: AdminRoute, desk: AdminDesk, gateway: Gateway, request: Request) -> Response:

@@ -9,7 +9,13 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from footplate.engine.types import ModelCard
-from footplate.platform.http.admin.exchange import PREFIX, AdminExchange, AdminRoute, listed
+from footplate.platform.http.admin.exchange import (
+    PAGE_PARAMETERS,
+    PREFIX,
+    AdminExchange,
+    AdminRoute,
+    listed_by_name,
+)
 from footplate.platform.http.admin.schemas import EmptyBody, ModelAnswer, ModelBody
 from footplate.platform.model_desk import ModelDesk
 from footplate.platform.model_registry import (
@@ -32,7 +38,8 @@ from footplate.tenancy.tenants import refuse_keys
 
 async def list_models(exchange: AdminExchange) -> Response:
     """All models, those that don't serve too, with their state."""
-    return listed(await _entries(exchange), has_more=False)
+    page = exchange.page()
+    return listed_by_name(await _entries(exchange), page)
 
 
 async def show_model(exchange: AdminExchange) -> Response:
@@ -70,7 +77,9 @@ def model_routes() -> tuple[AdminRoute, ...]:
     """The table of these endpoints. A model's name may hold slashes."""
     every, one, a = f"{PREFIX}/models", f"{PREFIX}/models/{{model_name:path}}", Action
     return (
-        AdminRoute("GET", every, a.READ_MODELS, list_models, ModelAnswer, is_list=True),
+        AdminRoute(
+            "GET", every, a.READ_MODELS, list_models, ModelAnswer, None, PAGE_PARAMETERS, is_list=True
+        ),
         AdminRoute("POST", every, a.ADD_MODEL, add_model, ModelAnswer, ModelBody),
         AdminRoute("POST", f"{one}/reload", a.RELOAD_MODEL, reload_model, ModelAnswer, EmptyBody),
         AdminRoute("GET", one, a.READ_MODELS, show_model, ModelAnswer),

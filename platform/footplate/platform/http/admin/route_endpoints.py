@@ -12,7 +12,13 @@ from footplate.billing.route_savings import RouteSaving, saving_of
 from footplate.billing.time_ranges import parse_range
 from footplate.billing.usage import ModelName
 from footplate.engine.errors import InvalidRequest
-from footplate.platform.http.admin.exchange import PREFIX, AdminExchange, AdminRoute, listed
+from footplate.platform.http.admin.exchange import (
+    PAGE_PARAMETERS,
+    PREFIX,
+    AdminExchange,
+    AdminRoute,
+    listed_by_name,
+)
 from footplate.platform.http.admin.schemas import Answer
 from footplate.platform.http.routed import message_texts, prompt_texts
 from footplate.platform.http.schemas import Body, ChatMessage
@@ -84,23 +90,23 @@ class RouteExplanation(Answer):
 
 async def list_routes(exchange: AdminExchange) -> Response:
     """Every route, who answered in a range (this month), and what that saved net of what was thrown away."""
-    cascades = exchange.gateway.cascades
+    cascades, page = exchange.gateway.cascades, exchange.page()
     given = {name: value for name in RANGE if (value := exchange.query(name)) is not None}
     refuse_keys(given)
     billing = exchange.desk.billing
     if billing is None or billing.routes is None:
-        return listed([_route_fields(cascade, None, None) for cascade in cascades.values()], has_more=False)
+        return listed_by_name([_route_fields(cascade, None, None) for cascade in cascades.values()], page)
     zone = given.get("timezone") or billing.calendar.timezone
     span = parse_range(given.get("from"), given.get("to"), zone, billing.now())
     reader = billing.routes
     usage = await billing.ask(lambda: reader.usage(span, list(cascades)))
     book = await billing.ask(billing.prices.book)
-    return listed(
+    return listed_by_name(
         [
             _route_fields(cascade, saving_of(name, ModelName(cascade.large), usage, book), billing.currency)
             for name, cascade in cascades.items()
         ],
-        has_more=False,
+        page,
     )
 
 
@@ -139,7 +145,16 @@ def route_routes() -> tuple[AdminRoute, ...]:
     """The table of these endpoints."""
     every, action = f"{PREFIX}/routes", Action.READ_MODELS
     return (
-        AdminRoute("GET", every, Action.READ_ROUTES, list_routes, RouteAnswer, None, RANGE, is_list=True),
+        AdminRoute(
+            "GET",
+            every,
+            Action.READ_ROUTES,
+            list_routes,
+            RouteAnswer,
+            None,
+            (*PAGE_PARAMETERS, *RANGE),
+            is_list=True,
+        ),
         # A route's name may hold slashes, as a model's.
         AdminRoute(
             "POST",
