@@ -18,6 +18,7 @@ from footplate.engine.kernels.attention.tiles import Splits, Tile, attention_til
 from footplate.engine.kernels.ops import PrefixGroups
 from footplate.engine.kernels.registry import PAIRS, KernelPair, triton_ops
 from footplate.engine.kernels.streamed_pairs import HOPPER_PAIRS
+from tests.engine.kernels.launched_kernels import HOPPER_ONLY
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,6 +75,31 @@ def test_kernel_agrees_with_its_reference(pair: KernelPair, case: Any) -> None:
         torch.testing.assert_close(changed, wanted, atol=pair.atol, rtol=pair.rtol, equal_nan=True)
 
 
+@pytest.mark.skipif(not IS_HOPPER, reason="kernels for Hopper")
+@pytest.mark.parametrize("kernel", HOPPER_ONLY)
+def test_what_no_interpreter_runs_is_what_runs_here(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the tests that are named beside these kernels do test them."""
+    from triton.runtime.jit import JITFunction
+
+    launched: set[str] = set()
+    run = JITFunction.run
+
+    def noted(made: Any, *args: Any, **options: Any) -> Any:
+        launched.add(f"{made.fn.__module__.removeprefix('footplate.engine.')}:{made.fn.__name__}")
+        return run(made, *args, **options)
+
+    monkeypatch.setattr(JITFunction, "run", noted)
+    if "attention" in kernel:
+        head_dim = 128 if "specialised" in kernel else 64
+        launch.attention(*attention_arguments(cases.AttentionShape(_CUT, head_dim=head_dim, kv_dtype=_HALF)))
+    else:
+        name = "streamed_block/hopper" if "streamed_block" in kernel else "streamed_linear/triton-16"
+        pair = next(pair for pair in TRITON_PAIRS if pair.name == name)
+        pair.kernel(*on_gpu(pair.cases[0].build()))
+    assert kernel in launched
+
+
+_HALF = torch.bfloat16
 _DECODES = tuple((1, 500 + 37 * index) for index in range(70))
 _LONG = ((1, 5000), (1, 17), (700, 3000), (1025, 1025), (3, 9000), (129, 129))
 LARGE_SHAPES = {

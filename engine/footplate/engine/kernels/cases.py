@@ -19,6 +19,8 @@ from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, PrefixGr
 from footplate.engine.weights.gguf_tensors import StoredRows
 
 BLOCK_SIZE = 16
+# Rows of this size have a mean square of 1e-6: a norm is then as much its eps as its rows.
+TINY = 1e-3
 _NAN = float("nan")
 # Bytes of a block, its elements, and where its float16 factors stand; random bytes do for the rest.
 _BLOCK_LAYOUTS = {
@@ -67,22 +69,30 @@ def in_16_bits(cases: Sequence[Case], arguments: Sequence[int]) -> list[Case]:
 
 
 def rms_norm() -> Sequence[Case]:
-    def build(rows: int, size: int) -> tuple[Any, ...]:
-        return _rows(1, rows, size), _rows(2, size), 1e-6
+    def build(rows: int, size: int, scale: float) -> tuple[Any, ...]:
+        return _rows(1, rows, size) * scale, _rows(2, size), 1e-6
 
     return [
-        Case(f"{rows}x{size}", partial(build, rows, size))
-        for rows, size in ((1, 576), (1, 7), (3, 33), (17, 640), (130, 96), (0, 64))
+        *(
+            Case(f"{rows}x{size}", partial(build, rows, size, 1.0))
+            for rows, size in ((1, 576), (1, 7), (3, 33), (17, 640), (130, 96), (0, 64))
+        ),
+        Case("5x200-tiny", partial(build, 5, 200, TINY)),
     ]
 
 
 def add_rms_norm() -> Sequence[Case]:
-    def build(rows: int, size: int) -> tuple[Any, ...]:
-        return _rows(1, rows, size), _rows(3, rows, size), _rows(2, size), 1e-5
+    """For the norm of a sum, and for the sum with a norm."""
+
+    def build(rows: int, size: int, scale: float) -> tuple[Any, ...]:
+        return _rows(1, rows, size) * scale, _rows(3, rows, size) * scale, _rows(2, size), 1e-6
 
     return [
-        Case(f"{rows}x{size}", partial(build, rows, size))
-        for rows, size in ((1, 576), (5, 33), (65, 640), (0, 64))
+        *(
+            Case(f"{rows}x{size}", partial(build, rows, size, 1.0))
+            for rows, size in ((1, 576), (5, 33), (65, 640), (0, 64))
+        ),
+        Case("5x200-tiny", partial(build, 5, 200, TINY)),
     ]
 
 
@@ -308,22 +318,24 @@ def block_copy() -> Sequence[Case]:
 
 
 def rope_and_cache() -> Sequence[Case]:
-    def build(shape: AttentionShape, has_norm: bool) -> tuple[Any, ...]:
+    def build(shape: AttentionShape, has_norm: bool, scale: float = 1.0) -> tuple[Any, ...]:
         batch = attention_batch(shape)
         width = (shape.heads[0] + 2 * shape.heads[1]) * shape.head_dim
         angles = _rows(8, batch.max_context_len, shape.head_dim // 2)
         cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
         norm = (_rows(6, shape.head_dim), _rows(7, shape.head_dim), 1e-6) if has_norm else None
-        qkv = _rows(5, batch.positions.shape[0], width)
+        qkv = _rows(5, batch.positions.shape[0], width) * scale
         return qkv, attention_spec(shape), batch, cos_sin, empty_cache(shape), norm
 
-    return [
+    plain = [
         Case(f"{name}{'-norm' * norm}", partial(build, shape, norm))
         for name, shape in ATTENTION_SHAPES.items()
         for norm in (False, True)
         if name
         in ("one-token", "mixed", "mixed-bf16", "heads-1", "heads-4", "heads-8", "size-96", "odd-blocks")
     ]
+    # Second, to be among those that are tried in every type.
+    return [plain[0], Case("tiny-norm", partial(build, ATTENTION_SHAPES["mixed"], True, TINY)), *plain[1:]]
 
 
 def stored_rows(type_name: str, num_rows: int, num_columns: int, seed: int = 0) -> StoredRows:

@@ -52,10 +52,13 @@ class CpuOps:
         )
         return out
 
-    def norm_add(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        """`residual += rms_norm(x)` in place: a post norm and its sum in one call."""
+    def norm_add(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """`residual += rms_norm(x)` in place: a post norm and its sum in one call. Returns residual."""
         num_rows, size = x.shape
         self.library.fp_norm_add(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), num_rows, size, eps)
+        return residual
 
     def rope_and_cache(
         self,

@@ -17,7 +17,7 @@ from footplate.engine.kernels.gated_activation.reference import gated_activation
 from footplate.engine.kernels.linear.packed import PackedLinear, PackedMatrix
 from footplate.engine.kernels.linear.reference import linear
 from footplate.engine.kernels.pair import KernelPair
-from footplate.engine.kernels.rms_norm.reference import add_rms_norm, rms_norm
+from footplate.engine.kernels.rms_norm.reference import add_rms_norm, norm_add, rms_norm
 from footplate.engine.kernels.rope_and_cache.reference import rope_and_cache
 from footplate.engine.kernels.step_pairs import STEP_PAIRS
 from footplate.engine.kernels.streamed_pairs import STREAMED_PAIRS
@@ -197,6 +197,9 @@ PAIRS: tuple[KernelPair, ...] = (
     KernelPair("rms_norm/cpu", rms_norm, _cpu("rms_norm"), cases.rms_norm(), 1e-6, 1e-5, _ROUNDING),
     KernelPair(
         "rms_norm/cpu-add", add_rms_norm, _cpu("add_rms_norm"), cases.add_rms_norm(), 1e-6, 1e-5, _ROUNDING
+    ),
+    KernelPair(
+        "rms_norm/cpu-norm-add", norm_add, _cpu("norm_add"), cases.add_rms_norm(), 1e-6, 1e-5, _ROUNDING
     ),
     KernelPair(
         "gated_activation/cpu",

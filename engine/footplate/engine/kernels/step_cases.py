@@ -25,6 +25,8 @@ _PRODUCTS = (
     (64, 130, 576),
 )
 _HEAD = ((1, 1000, 576), (5, 1000, 576))
+# One row, and several: of those float16 is normed before the product, all else behind it.
+_TINY = ((1, 96, 640), (5, 96, 576))
 
 
 def _rows(seed: int, *shape: int) -> torch.Tensor:
@@ -41,26 +43,38 @@ def _name(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> str:
 
 
 def norm_linear(dtypes: Sequence[torch.dtype]) -> Sequence[Case]:
-    def build(rows: int, outputs: int, inputs: int, dtype: torch.dtype, wide: bool) -> tuple[Any, ...]:
-        x, weight = _rows(1, rows, inputs) * 3, _weight(2, outputs, inputs)
+    def build(
+        rows: int, outputs: int, inputs: int, dtype: torch.dtype, wide: bool, scale: float = 3.0
+    ) -> tuple[Any, ...]:
+        x, weight = _rows(1, rows, inputs) * scale, _weight(2, outputs, inputs)
         return x.to(dtype), _rows(3, inputs), 1e-6, weight.to(dtype), torch.float32 if wide else None
 
     return [
         Case(_name(*shape, dtype) + "-float32" * wide, partial(build, *shape, dtype, wide))
         for shape, wide in [*((s, False) for s in _PRODUCTS), *((s, True) for s in _HEAD)]
         for dtype in dtypes
+    ] + [
+        Case(_name(*shape, dtype) + "-tiny", partial(build, *shape, dtype, False, cases.TINY))
+        for shape in _TINY
+        for dtype in dtypes
     ]
 
 
 def norm_gate_up(dtypes: Sequence[torch.dtype]) -> Sequence[Case]:
-    def build(rows: int, outputs: int, inputs: int, dtype: torch.dtype, kind: str) -> tuple[Any, ...]:
-        x, weight = _rows(1, rows, inputs), _weight(2, outputs, inputs)
+    def build(
+        rows: int, outputs: int, inputs: int, dtype: torch.dtype, kind: str, scale: float = 1.0
+    ) -> tuple[Any, ...]:
+        x, weight = _rows(1, rows, inputs) * scale, _weight(2, outputs, inputs)
         return x.to(dtype), _rows(3, inputs), 1e-6, weight.to(dtype), kind
 
     return [
         Case(f"{kind}-{_name(*shape, dtype)}", partial(build, *shape, dtype, kind))
         for shape in ((1, 576, 1536), (1, 62, 640), (5, 96, 576), (16, 200, 640), (64, 64, 136))
         for kind in (("silu", "gelu_tanh") if shape[0] < 16 else ("silu",))
+        for dtype in dtypes
+    ] + [
+        Case(f"silu-{_name(*shape, dtype)}-tiny", partial(build, *shape, dtype, "silu", cases.TINY))
+        for shape in _TINY
         for dtype in dtypes
     ]
 
@@ -76,10 +90,19 @@ def linear_add(dtypes: Sequence[torch.dtype]) -> Sequence[Case]:
 
 
 def norm_qkv_rope_cache(dtypes: Sequence[torch.dtype]) -> Sequence[Case]:
-    """Rows of one token each; every third is padding, which must leave the cache alone."""
+    """Rows of one token each; every third is padding, which must leave the cache alone.
+
+    Where a case is tiny, the norm of the rows is, or that of the heads where there is one.
+    """
 
     def build(
-        rows: int, heads: tuple[int, int], size: int, inputs: int, dtype: torch.dtype, normed: bool
+        rows: int,
+        heads: tuple[int, int],
+        size: int,
+        inputs: int,
+        dtype: torch.dtype,
+        normed: bool,
+        scale: float = 1.0,
     ) -> tuple[Any, ...]:
         shape = cases.AttentionShape(
             tuple((1, 3 + 7 * row) for row in range(rows)), heads, size, kv_dtype=dtype
@@ -88,26 +111,27 @@ def norm_qkv_rope_cache(dtypes: Sequence[torch.dtype]) -> Sequence[Case]:
         batch.slots[2::3] = -1
         angles = _rows(8, batch.max_context_len, size // 2)
         layer = QkvLayer(
-            weight=_weight(2, (heads[0] + 2 * heads[1]) * size, inputs).to(dtype),
+            weight=(_weight(2, (heads[0] + 2 * heads[1]) * size, inputs) * (scale if normed else 1)).to(
+                dtype
+            ),
             norm_weight=_rows(3, inputs),
             eps=1e-6,
             spec=AttentionSpec(*heads, size, size**-0.5),
             cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1),
             qk_norm=(_rows(6, size), _rows(7, size), 1e-6) if normed else None,
         )
-        return _rows(1, rows, inputs).to(dtype), layer, batch, cases.empty_cache(shape)
+        x = _rows(1, rows, inputs) * (1 if normed else scale)
+        return x.to(dtype), layer, batch, cases.empty_cache(shape)
 
+    plain = ((1, (4, 2), 64, 576), (3, (2, 1), 80, 640), (17, (3, 3), 128, 136), (64, (2, 1), 96, 72))
     return [
         Case(
-            f"{rows}-heads{heads[0]}/{heads[1]}x{size}{'-norm' * normed}-{str(dtype).removeprefix('torch.')}",
-            partial(build, rows, heads, size, inputs, dtype, normed),
+            f"{rows}-heads{heads[0]}/{heads[1]}x{size}{'-norm' * normed}{'-tiny' * (scale < 1)}"
+            f"-{str(dtype).removeprefix('torch.')}",
+            partial(build, rows, heads, size, inputs, dtype, normed, scale),
         )
-        for rows, heads, size, inputs in (
-            (1, (4, 2), 64, 576),
-            (3, (2, 1), 80, 640),
-            (17, (3, 3), 128, 136),
-            (64, (2, 1), 96, 72),
-        )
+        for scale, shapes in ((1.0, plain), (cases.TINY, plain[:2]))
+        for rows, heads, size, inputs in shapes
         for normed in (False, True)
         for dtype in dtypes
     ]

@@ -91,12 +91,18 @@ def _of_sums(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return call
 
 
+def _times(product: Parts, scale: float) -> Parts:
+    return replace(product, values=product.values * scale)
+
+
 def _norms() -> Sequence[Case]:
-    def build(rows: int, size: int) -> tuple[Any, ...]:
-        return _parts(1, rows, size), _rows(3, rows, size), _rows(4, size), 1e-6
+    def build(rows: int, size: int, scale: float) -> tuple[Any, ...]:
+        residual = _rows(3, rows, size) * scale
+        return _times(_parts(1, rows, size), scale), residual, _rows(4, size), 1e-6
 
     return [
-        Case(f"{rows}x{size}", partial(build, rows, size)) for rows, size in ((1, 576), (5, 200), (33, 64))
+        Case(f"{rows}x{size}" + "-tiny" * (scale < 1), partial(build, rows, size, scale))
+        for rows, size, scale in ((1, 576, 1.0), (5, 200, 1.0), (33, 64, 1.0), (5, 200, cases.TINY))
     ]
 
 
@@ -119,9 +125,12 @@ _DECODES = {
 
 
 def _decodes(normed: bool, pending: bool) -> Sequence[Case]:
-    """Rows of one token whose q, k and v are in parts; the last row only pads a graph's batch."""
+    """Rows of one token whose q, k and v are in parts; the last row only pads a graph's batch.
 
-    def build(shape: cases.AttentionShape) -> tuple[Any, ...]:
+    Where a case is tiny, what is left of the rows' norm is, or the heads' where there is no such rest.
+    """
+
+    def build(shape: cases.AttentionShape, scale: float) -> tuple[Any, ...]:
         batch, spec = cases.attention_batch(shape), cases.attention_spec(shape)
         cache = cases.filled_cache(shape, batch)
         num_rows = len(shape.sequences)
@@ -129,32 +138,43 @@ def _decodes(normed: bool, pending: bool) -> Sequence[Case]:
             batch.slots[-1], batch.positions[-1], batch.context_lens[-1] = -1, 0, 0
         angles = _rows(8, batch.max_context_len, shape.head_dim // 2)
         cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        qkv = _parts(5, num_rows, (shape.heads[0] + 2 * shape.heads[1]) * shape.head_dim)
+        qkv = _times(_parts(5, num_rows, (shape.heads[0] + 2 * shape.heads[1]) * shape.head_dim), scale)
         if pending:
-            qkv = replace(qkv, norm=PendingNorm(_rows(9, num_rows, 5).square() * 50, 200, 1e-5))
+            squares = _rows(9, num_rows, 5).square() * 50 * scale**2
+            qkv = replace(qkv, norm=PendingNorm(squares, 200, 1e-6))
         norm = (_rows(6, shape.head_dim), _rows(7, shape.head_dim), 1e-6) if normed else None
         return qkv, spec, batch, cos_sin, cache, norm
 
     suffix = "-norm" * normed + "-pending" * pending
-    return [Case(name + suffix, partial(build, shape)) for name, shape in _DECODES.items()]
+    found = [Case(name + suffix, partial(build, shape, 1.0)) for name, shape in _DECODES.items()]
+    if normed or pending:
+        found.append(Case("tiny" + suffix, partial(build, _DECODES["some"], cases.TINY)))
+    return found
 
 
 def _blocks() -> Sequence[Case]:
-    """Shapes of Llama-3.1-8B and Llama-3.2-1B, and small ones that no tile divides."""
+    """Shapes of Llama-3.1-8B and Llama-3.2-1B, and small ones that no tile divides.
 
-    def build(rows: int, size: int, inner: int, heads: int, activation: str, last: bool) -> tuple[Any, ...]:
+    Where a case is tiny, rows are until the block's first norm in the last block, until its second elsewhere.
+    """
+
+    def build(
+        rows: int, size: int, inner: int, heads: int, activation: str, last: bool, tiny: bool = False
+    ) -> tuple[Any, ...]:
         half = torch.bfloat16
+        # Gains of the last block make up for what else would be too little to be held against anything.
+        scale, down, gain = (3e-3, 1.0 if last else 1e-2, 4.0 if last else 1.0) if tiny else (1.0, 1.0, 1.0)
         block = Block(
             out=_weight(1, size, heads).to(half),
-            mlp_gain=1 + _rows(2, size) / 4,
+            mlp_gain=gain * (1 + _rows(2, size) / 4),
             gate_up=_weight(3, 2 * inner, size).to(half),
-            down=_weight(4, size, inner).to(half),
+            down=(_weight(4, size, inner) * down).to(half),
             next_gain=1 + _rows(5, size) / 4,
             next_qkv=None if last else _weight(6, heads + 200, size).to(half),
             eps=1e-5,
             activation=activation,
         )
-        return _rows(7, rows, heads).to(half), block, _rows(8, rows, size).to(half)
+        return (_rows(7, rows, heads) * scale).to(half), block, (_rows(8, rows, size) * scale).to(half)
 
     shapes = [
         *((rows, 4096, 14336, 4096, "silu", rows == 5) for rows in (1, 5, 8, 16, 29, 32)),
@@ -164,6 +184,9 @@ def _blocks() -> Sequence[Case]:
     return [
         Case(f"{rows}x{size}x{inner}" + "-last" * last, partial(build, rows, size, inner, heads, kind, last))
         for rows, size, inner, heads, kind, last in shapes
+    ] + [
+        Case("tiny" + "-last" * last, partial(build, 5, 2048, 8192, 2048, "silu", last, tiny=True))
+        for last in (False, True)
     ]
 
 

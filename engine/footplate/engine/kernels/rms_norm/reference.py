@@ -19,3 +19,8 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     """Add x to residual in place, then norm the stored sum (so rounding to residual's type comes first)."""
     residual.add_(x)
     return rms_norm(residual, weight, eps)
+
+
+def norm_add(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add the norm of x to residual in place. Returns residual."""
+    return residual.add_(rms_norm(x, weight, eps))
