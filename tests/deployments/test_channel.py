@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from footplate.deployments.channel import frames
 from footplate.deployments.channel.address import ChannelAddress
 from footplate.deployments.channel.frames import Kind, Status
 from footplate.deployments.channel.handshake import Dialer, Doorkeeper
-from footplate.deployments.channel.hub import HubLimits, TokenHub, TokenStream
+from footplate.deployments.channel.hub import EngineLink, HubLimits, TokenHub, TokenStream
 from footplate.deployments.channel.outlet import Delivery, OutletLimits, TokenOutlet
 from footplate.deployments.errors import ChannelError, ChannelRefused
 from footplate.engine.errors import EngineDead
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta, TokenLogprob
+from footplate.routing.types import BlockEvents
 
 KEY = b"k" * 32
 DEADLINE_S = 5.0
@@ -54,6 +57,24 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@dataclass
+class Listener:
+    """Notes what it is told of links."""
+
+    told: list[str]
+
+    def heard(self, link: EngineLink, status: Status) -> None:
+        self.told.append("leaving" if status.is_leaving else "heard")
+
+    def blocks_changed(self, link: EngineLink, events: BlockEvents) -> None: ...
+
+    def quiet(self, link: EngineLink) -> None:
+        self.told.append("quiet")
+
+    def lost(self, link: EngineLink) -> None:
+        self.told.append("lost")
 
 
 class Pair:
@@ -361,9 +382,7 @@ async def test_a_replica_that_owes_tokens_and_falls_silent_is_given_up(tmp_path:
 
 
 @asynchronous
-async def test_heart_beats_keep_a_long_prefill_alive_and_an_idle_replica_may_be_silent(
-    tmp_path: Path,
-) -> None:
+async def test_heart_beats_keep_a_long_prefill_alive(tmp_path: Path) -> None:
     clock = Clock()
     async with connected(tmp_path, clock, silence_s=5.0, check_every_s=3600) as pair:
         stream, _ = await pair.request()
@@ -373,9 +392,39 @@ async def test_heart_beats_keep_a_long_prefill_alive_and_an_idle_replica_may_be_
             await until(lambda: link.heard_at == clock.now)
             pair.hub.check()
         assert stream.failure is None
-        stream.close()
-        clock.now += 600
+
+
+@asynchronous
+async def test_a_silent_replica_is_passed_over_and_given_up_though_it_owes_nothing(tmp_path: Path) -> None:
+    """Its node may be gone: nobody tells, and nothing is ever written there that could fail."""
+    clock = Clock()
+    limits = {"quiet_s": 1.5, "silence_s": 5.0, "check_every_s": 3600}
+    async with connected(tmp_path, clock, **limits) as pair:
+        told: list[str] = []
+        pair.hub.listener = Listener(told)
+        await pair.outlet.link(pair.hub.address)
+        assert pair.outlet._beat is not None
+        pair.outlet._beat.cancel()
+        (link,) = pair.hub.links
+        link.heard_at = clock.now
+        for seconds, words in ((1.4, []), (0.2, ["quiet"]), (3.3, ["quiet"] * 2)):
+            clock.now += seconds
+            pair.hub.check()
+            assert [word for word in told if word == "quiet"] == words
+        clock.now += 0.2
         pair.hub.check()
+        await until(lambda: not pair.hub.links)
+        assert told[-1] == "lost"
+
+
+@asynchronous
+async def test_a_gateway_that_was_held_up_itself_blames_no_replica(tmp_path: Path) -> None:
+    async with connected(tmp_path, silence_s=0.3, check_every_s=0.02) as pair:
+        stream, _ = await pair.request()
+        for _ in range(3):
+            time.sleep(0.4)
+            await asyncio.sleep(0.05)
+        assert stream.failure is None
         assert len(pair.hub.links) == 1
 
 
@@ -388,6 +437,26 @@ async def test_a_stuck_step_loop_behind_a_live_replica_is_a_fault(tmp_path: Path
         pair.hub.check()
         with pytest.raises(EngineDead, match="made no step"):
             await stream.next()
+
+
+@asynchronous
+async def test_a_replica_that_leaves_says_so_and_one_that_has_ended_comes_back_no_more(
+    tmp_path: Path,
+) -> None:
+    async with connected(tmp_path) as pair:
+        told: list[str] = []
+        pair.hub.listener = Listener(told)
+        stream, delivery = await pair.request()
+        pair.outlet.leave()
+        await until(lambda: "leaving" in told)
+        pair.outlet.deliver([token("r", 1)])
+        assert (await stream.next())[0].token_ids == (1,)
+        await pair.outlet.close()
+        assert not await delivery.done
+        with pytest.raises(EngineDead):
+            await stream.next()
+        with pytest.raises(ChannelError, match="has ended"):
+            await pair.outlet.link(pair.hub.address)
 
 
 @asynchronous

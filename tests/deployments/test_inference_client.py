@@ -238,6 +238,41 @@ async def test_a_gateway_that_finds_no_replica_wakes_the_model_to_learn_what_it_
 
 
 @asynchronous
+async def test_a_replica_that_leaves_is_asked_where_nobody_else_takes_a_request(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2) as fleet:
+        leaving, staying = fleet.replicas
+        leaving.cache(PROMPT, b"tenant")
+        await until(lambda: fleet.knows(leaving, 40))
+        leaving.outlet.leave()
+        await until(lambda: fleet.board._models["m", 1].leaving)
+        for number in range(3):
+            await fleet.client.submit("m", asked(f"r{number}"))
+            assert fleet.who_took(f"r{number}") is staying
+        staying.refusal = EngineOverloaded("full")
+        await fleet.client.submit("m", asked("last"))
+        assert fleet.who_took("last") is leaving
+
+
+@asynchronous
+async def test_a_replica_whose_heart_beats_stay_out_is_not_asked_until_they_come_again(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of(tmp_path, 2) as fleet:
+        quiet, other = fleet.replicas
+        quiet.cache(PROMPT, b"tenant")
+        await until(lambda: fleet.knows(quiet, 40))
+        send, quiet.outlet._send_status = quiet.outlet._send_status, lambda: None  # type: ignore[method-assign]
+        (link,) = [each for each in fleet.hub.links if each.label[1] == "0"]
+        link.heard_at -= 2.0
+        fleet.hub.check()
+        assert len(fleet.board.links("m")) == 1
+        await fleet.client.submit("m", asked("r"))
+        assert fleet.who_took("r") is other
+        quiet.outlet._send_status = send  # type: ignore[method-assign]
+        await until(lambda: len(fleet.board.links("m")) == 2 and fleet.knows(quiet, 40))
+
+
+@asynchronous
 async def test_the_last_of_many_is_asked_when_all_others_refuse(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, 7) as fleet:
         for replica in fleet.replicas:

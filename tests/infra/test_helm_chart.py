@@ -11,8 +11,10 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import typer
 import yaml
 
+from footplate.deployments.cli import main as command_line
 from footplate.deployments.gateway import NODE_CHANNEL
 from footplate.deployments.pod_setup import POD_PORTS
 from footplate.deployments.ray_environment import ray_environment
@@ -199,9 +201,21 @@ def test_streams_may_end_before_a_pod_is_killed(chart: Chart) -> None:
     for name in ("gateways", "engines"):
         spec = pod_templates(objects)[name]["spec"]
         [container] = spec["containers"]
-        waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+        waits = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
         assert spec["terminationGracePeriodSeconds"] > waits
+        assert waits == 600
     assert one(objects, "PodDisruptionBudget", "footplate-gateways")["spec"]["maxUnavailable"] == 1
+
+
+def test_an_engine_pod_that_is_told_to_go_drains_its_node_first(chart: Chart) -> None:
+    objects = chart.render(engines={"noticeSeconds": 110})
+    [container] = pod_templates(objects)["engines"]["spec"]["containers"]
+    program, command, *options = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert (program, command, options) == ("footplate", "drain-node", ["--seconds", "110"])
+    told = typer.main.get_command(command_line.application).commands[command]  # type: ignore[attr-defined]
+    told.parse_args(told.make_context(command, list(options), resilient_parsing=True), list(options))
+    # The hook writes where the engines look: both go by the data folder.
+    assert {"name": "FOOTPLATE_DATA_DIR", "value": "/var/lib/footplate"} in container["env"]
 
 
 def test_no_secret_is_written_into_an_object(chart: Chart) -> None:

@@ -20,6 +20,7 @@ from footplate.deployments.channel.publisher import BlockPublisher
 from footplate.deployments.engine_journal import EngineJournal
 from footplate.deployments.engine_metrics import EngineMetrics
 from footplate.deployments.engine_port import ReplicaEngine, find_loader
+from footplate.deployments.leaving import notice_file, read_notice
 from footplate.deployments.logs import configure_logging
 from footplate.deployments.model_registry.start_faults import EngineStartFault, reason_of
 from footplate.deployments.replica_telemetry import ReplicaTelemetry
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 # A step on a slow CPU takes seconds, so a replica is only replaced when its loop is silent for much longer.
 MAX_HEARTBEAT_AGE_S = 60.0
 STOP_LOOK_S = 0.1
+NOTICE_LOOK_S = 0.25
 CHANNEL_PURPOSE = "token-channel"
 # Gateways know the keys of cached blocks as engines do; nobody else can make them.
 PREFIX_PURPOSE = "prefix-hash"
@@ -80,6 +82,7 @@ class EngineReplica:
         self._outlet.on_end = self.metrics.ended
         self._telling = ReplicaTelemetry(spec, label, self.metrics, self._outlet.may_scrape)
         await self._telling.start()
+        self._heeding = asyncio.create_task(self._heed_notice(spec.notice_dir), name="notice")
 
     def _load(self, spec: ReplicaSpec, prefix_key: bytes) -> ReplicaEngine:
         return find_loader(spec.model.loader)(
@@ -138,6 +141,7 @@ class EngineReplica:
         engine = getattr(self, "_engine", None)
         if engine is not None:
             await self._drain()
+            self._heeding.cancel()
             await self._outlet.close()
             await self._telling.close()
             await asyncio.to_thread(engine.shutdown)
@@ -157,6 +161,20 @@ class EngineReplica:
                 end = min(end, time.monotonic() + self._stop_drain_s)
         draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
+
+    async def _heed_notice(self, folder: str | None) -> None:
+        """Once the node is to be taken away let others go first, and end what is left before it goes."""
+        if folder is None:
+            return
+        notice = notice_file(Path(folder), _node_id())
+        while (ends_at := read_notice(notice)) is None:
+            await asyncio.sleep(NOTICE_LOOK_S)
+        logger.warning("the node goes away; streams have %.0f s to end", ends_at - time.monotonic())
+        self._outlet.leave()
+        # It may be told again, that there is less time, or more.
+        while (ends_at := read_notice(notice) or ends_at) > time.monotonic():
+            await asyncio.sleep(NOTICE_LOOK_S)
+        await self._outlet.close()
 
     def _submit(self, request: EngineRequest) -> None:
         """Give a gateway's request to the engine. Raises EngineError: it doesn't take it."""
@@ -182,3 +200,10 @@ class EngineReplica:
     def _status(self) -> Status:
         port = self._telling.metrics_port
         return Status(self._engine.heartbeat_age_s(), self._engine.stats(), metrics_port=port)
+
+
+def _node_id() -> str:
+    # Without a cluster nothing asks for it.
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())

@@ -21,7 +21,8 @@ from footplate.routing.types import Ranked
 logger = logging.getLogger(__name__)
 
 # An engine takes a request or refuses it in milliseconds; one that does neither is passed over for another.
-ANSWER_S = 2.0
+# With what the other takes for it, nobody waits two seconds for a replica that is lost.
+ANSWER_S = 1.0
 # A model that takes longer to start is asked for less often: it may be one that can't.
 MAX_QUICK_TRIES = 120
 SLOW_TRY_S = 1.0

@@ -56,23 +56,29 @@ def model(args: Mapping[str, Any]) -> serve.Application:
         StartupError: the master key's file isn't named.
         ValueError: the entry is none of a configuration.
     """
-    settings = load_settings(None)
-    wanted = ModelSettings.model_validate(args["model"])
-    settings = settings.model_copy(update={"models": (wanted,)})
-    plan, paths = plan_of(settings, None)
-    spec = ReplicaSpec(
-        plan.models[0],
-        key_file_of(plan),
-        str(paths.data_dir / "models"),
-        journal_dir=str(paths.engine_journal_dir),
-        publish_every_s=args.get("event_interval_ms", settings.routing.event_interval_ms) / 1000,
-        telemetry=settings.telemetry,
-    )
+    spec = replica_spec(args)
     return model_application(
         spec,
         num_gpus=float(args.get("num_gpus", 0)),
         graceful_s=float(args.get("drain_s", DRAIN_S)),
         resources=args.get("resources"),
+    )
+
+
+def replica_spec(args: Mapping[str, Any]) -> ReplicaSpec:
+    """What each replica of a model is given; arguments and errors as of `model`."""
+    settings = load_settings(None)
+    wanted = ModelSettings.model_validate(args["model"])
+    settings = settings.model_copy(update={"models": (wanted,)})
+    plan, paths = plan_of(settings, None)
+    return ReplicaSpec(
+        plan.models[0],
+        key_file_of(plan),
+        str(paths.data_dir / "models"),
+        journal_dir=str(paths.engine_journal_dir),
+        publish_every_s=args.get("event_interval_ms", settings.routing.event_interval_ms) / 1000,
+        notice_dir=str(paths.run_dir),
+        telemetry=settings.telemetry,
     )
 
 

@@ -28,8 +28,12 @@ class _Model:
     router: Router
     hasher: PrefixHasher
     links: dict[ReplicaId, EngineLink] = field(default_factory=dict)
+    # Whether there was ever a choice: of a replica that is alone nobody asks what it holds.
+    had_several: bool = False
     # Whom all of their blocks were asked for, and have not come.
     asked: set[ReplicaId] = field(default_factory=set)
+    # Who will go soon, and is asked where nobody else is left.
+    leaving: set[ReplicaId] = field(default_factory=set)
 
 
 class RoutingObserver(Protocol):
@@ -90,9 +94,12 @@ class ReplicaBoard:
             # A replacement takes over its predecessor's place, and nothing of its cache.
             self._remove(model, replica)
             model.links[replica] = link
+            model.had_several |= len(model.links) > 1
             if link in self._suspects:
                 self._suspects.discard(link)
                 self._ask_for_all(model, replica, link)
+        if status.is_leaving:
+            model.leaving.add(replica)
         model.router.report(replica, load_of(status.stats), self._clock())
         model.router.index.sweep()
         self._wake()
@@ -106,6 +113,10 @@ class ReplicaBoard:
             model.asked.discard(replica)
         elif replica not in model.asked:
             self._ask_for_all(model, replica, link)
+
+    def quiet(self, link: EngineLink) -> None:
+        """A replica's heart-beats stay out: as `suspect`."""
+        self.suspect(link)
 
     def lost(self, link: EngineLink) -> None:
         """A replica is gone; nothing is asked of it from now on."""
@@ -124,12 +135,14 @@ class ReplicaBoard:
         if known is None:
             return Decision((), len(request.prompt_token_ids))
         began = time.perf_counter()
-        keys: Sequence[BlockKey] = ()
-        if len(known.links) > 1:
+        keys: Sequence[BlockKey] | None = None
+        if known.had_several:
             keys = known.hasher.chain(request.prompt_token_ids, request.cache_scope)
         hashed = time.perf_counter()
         num_tokens = len(request.prompt_token_ids)
-        without = [name for name, link in known.links.items() if link in tried] if tried else ()
+        without = {name for name, link in known.links.items() if link in tried} if tried else set()
+        if known.leaving and len(known.leaving | without) < len(known.links):
+            without |= known.leaving
         decision = known.router.decide(keys, num_tokens, self._clock(), request.session, without)
         if self._metrics is not None:
             self._metrics.decided(model, decision, hashed - began, time.perf_counter() - hashed)
@@ -201,6 +214,7 @@ class ReplicaBoard:
     def _remove(model: _Model, replica: ReplicaId) -> None:
         model.links.pop(replica, None)
         model.asked.discard(replica)
+        model.leaving.discard(replica)
         model.router.remove(replica)
 
 

@@ -25,6 +25,7 @@ from footplate.deployments.specs import (
     ENGINE_DEPLOYMENT,
     GATEWAY_APPLICATION,
     MODEL_DRAIN_S,
+    REPLICA_PREFIX,
     GatewaySpec,
     ModelSpec,
     ReplicaSpec,
@@ -34,8 +35,6 @@ from footplate.deployments.specs import (
 from footplate.engine.config import EngineConfig
 
 GATEWAY_DEPLOYMENT = "Gateway"
-# Of the names of Serve's replica actors: then the application, the deployment and an id, with # between.
-REPLICA_PREFIX = "SERVE_REPLICA::"
 # The engine queues and refuses; Serve's own queue must never be the one that fills.
 MAX_ONGOING_REQUESTS = 100_000
 # Serve's default backs off up to half a second, which a full replica would turn into idle time.

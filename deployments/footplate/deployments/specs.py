@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Serve's name of the one deployment in each model's application.
 ENGINE_DEPLOYMENT = "Engine"
+# Of the names of Serve's replica actors: then the application, the deployment and an id, with # between.
+REPLICA_PREFIX = "SERVE_REPLICA::"
 PLATFORM_APP = "footplate.deployments.platform_app:build"
 GATEWAY_APPLICATION = "gateway"
 # How long open answers of a model may go on that is replaced or removed.
@@ -121,6 +123,8 @@ class ReplicaSpec:
     # Once this file is there the whole platform stops, and streams have `stop_drain_s` from then on.
     stop_file: str | None = None
     stop_drain_s: float = 3.0
+    # Where the node's notice lies once it is about to be taken away; see `leaving`. None: nobody tells.
+    notice_dir: str | None = None
     generation: int = 1
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from footplate.deployments.errors import ChannelError
 
 # sun_path holds 108 bytes with its closing zero.
 MAX_UNIX_PATH_BYTES = 107
+# A peer on another node whose kernel acknowledges nothing for so long is gone: its machine died, or the way
+# there. By itself Linux goes on for a quarter of an hour.
+PEER_GONE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ async def listen(address: ChannelAddress, factory: Callable[[], asyncio.Protocol
 async def dial(address: ChannelAddress, factory: Callable[[], asyncio.Protocol]) -> None:
     """Connect to the address; the protocol made by `factory` then lives with the connection.
 
+    One between nodes is lost `PEER_GONE_S` after the peer's machine vanished, as long as we write to it.
+
     Raises:
         ChannelError: nothing answers there.
     """
@@ -69,6 +75,23 @@ async def dial(address: ChannelAddress, factory: Callable[[], asyncio.Protocol])
         if address.path:
             await loop.create_unix_connection(factory, address.path)
         else:
-            await loop.create_connection(factory, address.host, address.port)
+            await loop.create_connection(factory, sock=await _connected(address))
     except OSError as error:
         raise ChannelError(f"no gateway answers at {address}: {error.strerror or error}") from error
+
+
+async def _connected(address: ChannelAddress) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    [(family, kind, protocol, _, where), *_] = await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    )
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(PEER_GONE_S * 1000))
+        await loop.sock_connect(connection, where)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

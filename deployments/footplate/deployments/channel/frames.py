@@ -69,13 +69,15 @@ class Kind(IntEnum):
 class Status(msgspec.Struct, array_like=True):
     """A replica's heart-beat: its statistics, and the age of the step loop's last sign of life.
 
-    One that drains takes nothing new and ends what it has.
+    One that drains takes nothing new and ends what it has. One that leaves will soon: it takes what no other
+    replica does.
     """
 
     engine_age_s: float
     stats: EngineStats
     is_draining: bool = False
     metrics_port: int = 0  # where it answers /metrics itself; 0: nowhere
+    is_leaving: bool = False
 
 
 class Submission(msgspec.Struct, array_like=True):

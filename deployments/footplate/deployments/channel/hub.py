@@ -33,7 +33,10 @@ class HubLimits:
     # then it is aborted.
     max_pending_entries: int = 16_384
     handshake_s: float = 5.0
-    silence_s: float = 5.0  # no frame at all from a replica that owes tokens
+    # No frame at all, where a heart-beat comes twice a second: others are asked, then it is given up. It may
+    # be frozen, or its node gone, of which nobody tells.
+    quiet_s: float = 1.5
+    silence_s: float = 5.0
     stuck_s: float = 60.0  # the replica answers, but its step loop gave no sign of life for so long
     check_every_s: float = 0.25
     cancel_s: float = 2.0  # for an engine's word on what it had made of an aborted request
@@ -202,6 +205,10 @@ class LinkListener(Protocol):
         """What its prefix cache has gained and lost."""
         ...
 
+    def quiet(self, link: EngineLink) -> None:
+        """Its heart-beats stay out; told again and again until they come or the link is lost."""
+        ...
+
     def lost(self, link: EngineLink) -> None:
         """The connection is gone."""
         ...
@@ -213,6 +220,8 @@ class _Nobody:
     def heard(self, link: EngineLink, status: Status) -> None: ...
 
     def blocks_changed(self, link: EngineLink, events: BlockEvents) -> None: ...
+
+    def quiet(self, link: EngineLink) -> None: ...
 
     def lost(self, link: EngineLink) -> None: ...
 
@@ -501,7 +510,7 @@ class TokenHub:
         return {link.label: link.status.metrics_port for link in self.links if link.status is not None}
 
     def check(self) -> None:
-        """Judge every link once: one that owes tokens must be heard, and its engine must make steps."""
+        """Judge every link once: it must be heard, and its engine must make steps where it owes tokens."""
         now, limits = self.clock(), self.limits
         for link in list(self.links):
             model, engine = link.label
@@ -510,16 +519,23 @@ class TokenHub:
                 if now - link.connected_at > limits.handshake_s:
                     self.num_refused += 1
                     link.drop()
-            elif not (link.streams or link.asked):
-                continue
             elif silent_s > limits.silence_s:
                 link.fail_streams(f"replica {engine} of {model} has been silent for {silent_s:.1f} s")
                 link.drop()
+            elif silent_s > limits.quiet_s:
+                self.listener.quiet(link)
+            elif not (link.streams or link.asked):
+                continue
             elif link.status is not None and link.status.engine_age_s > limits.stuck_s:
                 age_s = link.status.engine_age_s
                 link.fail_streams(f"the engine of replica {engine} of {model} made no step for {age_s:.0f} s")
 
     async def _watch_links(self) -> None:
+        loop, every_s, was_late = asyncio.get_running_loop(), self.limits.check_every_s, False
         while True:
-            await asyncio.sleep(self.limits.check_every_s)
-            self.check()
+            due = loop.time() + every_s
+            await asyncio.sleep(every_s)
+            # Where this process was held up itself, what came meanwhile is not read yet.
+            was_late = not was_late and loop.time() - due > every_s
+            if not was_late:
+                self.check()

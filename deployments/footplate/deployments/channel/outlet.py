@@ -188,14 +188,18 @@ class TokenOutlet:
         self._published_at = 0.0
         self._asked_keys: dict[int, asyncio.Future[bool]] = {}
         self._num_asked_keys = 0
+        self._is_leaving = False
         self._is_draining = False
+        self._is_closed = False
 
     async def link(self, address: str) -> GatewayLink:
         """The proven connection to a gateway, dialled when there is none.
 
         Raises:
-            ChannelError: it doesn't answer or fails the challenge.
+            ChannelError: it doesn't answer or fails the challenge, or this end is closed.
         """
+        if self._is_closed:
+            raise ChannelError("this replica has ended")
         link = self._links.get(address)
         if link is not None and not link.is_lost:
             return link
@@ -276,6 +280,11 @@ class TokenOutlet:
             for peer, message in self._blocks.whole(link):
                 peer.write(message)
 
+    def leave(self) -> None:
+        """Tell every gateway that this replica will go soon: what is new goes elsewhere, if it can."""
+        self._is_leaving = True
+        self._send_status()
+
     async def drain(self) -> None:
         """Take nothing new, tell every gateway, and return when all that runs has ended."""
         self._is_draining = True
@@ -326,7 +335,8 @@ class TokenOutlet:
             self._give_up(delivery)
 
     async def close(self) -> None:
-        """Drop all links; requests that still run are aborted."""
+        """Drop all links, for good; requests that still run are aborted."""
+        self._is_closed = True
         if self._beat is not None:
             self._beat.cancel()
         if self._publishing is not None:
@@ -440,7 +450,7 @@ class TokenOutlet:
 
     def _status_message(self) -> bytes:
         status = self._status()
-        status.is_draining = self._is_draining
+        status.is_leaving, status.is_draining = self._is_leaving, self._is_draining
         return frames.status_frame(status)
 
 

@@ -14,6 +14,7 @@ import typer
 from footplate.deployments.cli.bench import bench_commands
 from footplate.deployments.cli.config import config_commands
 from footplate.deployments.cli.doctor import doctor
+from footplate.deployments.cli.drain_node import drain_node
 from footplate.deployments.cli.eval import eval_commands
 from footplate.deployments.cli.plan import plan
 from footplate.deployments.cli.serve import serve
@@ -60,6 +61,7 @@ application.add_typer(bench_commands, name="bench")
 application.add_typer(config_commands, name="config")
 application.add_typer(eval_commands, name="eval")
 application.command()(plan)
+application.command()(drain_node)
 
 
 def main() -> None:
