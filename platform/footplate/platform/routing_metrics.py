@@ -32,8 +32,7 @@ class RoutingMetrics:
             return
         first = decision.ranks[0]
         self._decisions[model, first.reason.value] += 1
-        if len(decision.ranks) > 1:
-            # Of one replica nobody asks what it holds.
+        if decision.is_matched:
             self._asked[model] += decision.num_prompt_tokens
             self._found[model] += first.num_cached_tokens
         for histograms, seconds in ((self._deciding, deciding_s), (self._hashing, hashing_s)):

@@ -30,6 +30,8 @@ class Decision:
     num_prompt_tokens: int
     # The blocks that no replica was known to hold.
     new_keys: Sequence[BlockKey] = ()
+    # Whether it was looked at what replicas hold of the prompt.
+    is_matched: bool = False
 
 
 class Router:
@@ -77,18 +79,23 @@ class Router:
 
     def decide(
         self,
-        keys: Sequence[BlockKey],
+        keys: Sequence[BlockKey] | None,
         num_prompt_tokens: int,
         now: float,
         session_key: BlockKey = b"",
         without: Collection[ReplicaId] = (),
     ) -> Decision:
-        """Ranks, as `rank`, for a prompt with these full blocks, scoped to its tenant. Never raises."""
+        """Ranks, as `rank`, for a prompt with these full blocks, scoped to its tenant. Never raises.
+
+        `keys` is None where what replicas hold does not matter, as with one that was always alone.
+        """
+        is_matched, keys = keys is not None, keys or ()
         matches = self.index.match(keys)
         num_known = max(matches.values(), default=0)
         recent, num_recent = self._find_recent(keys, num_known, now)
         question = Question(num_prompt_tokens, self.block_size, matches, recent, num_recent, session_key)
-        return Decision(rank(question, self._fleet, self._rng, without), num_prompt_tokens, keys[num_known:])
+        ranks = rank(question, self._fleet, self._rng, without)
+        return Decision(ranks, num_prompt_tokens, keys[num_known:], is_matched)
 
     def placed(self, decision: Decision, chosen: Ranked, now: float) -> None:
         """A replica is being asked: what it does is on its way, and who begins the same follows it."""
