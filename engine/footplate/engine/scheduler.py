@@ -5,13 +5,13 @@ One quantity and one budget: each step hands out part of every sequence's uncomp
 Chunked prefill, prefix hits, forks for n > 1 and resumption after preemption are all this same case.
 
 Steps may overlap by one: `schedule` may be called while the step before is still in flight. Rows and blocks
-then return to their pools only after the last step that touches them was read by `update`. Preemption takes
-blocks that a step in flight may still write to, so it never happens beside one: `schedule` raises DrainFirst,
-the caller reads that step, and plans again.
+then return to their pools only after the last step that touches them was read by `update`. A preemption gives
+them to others at once, so it never takes a sequence that a step in flight touches. Where one of its own class
+would have to give way beside such a step, `schedule` raises DrainFirst: the caller reads it, and plans again.
 
 Batch work is a class of its own, planned last under every policy; it gets what `BatchBounds` leaves it. While
 other work is there its sequences may be paused: they keep row and blocks and are in no step. They give both
-up as soon as other work lacks them.
+up as soon as other work lacks them, also beside a step in flight, since none touches them.
 
 A request for n choices computes its prompt once. Choice 0 is the leader and enters the queue; the followers
 are kept back until the leader's prompt is computed (or the leader is preempted or ends), then queue up like
@@ -429,7 +429,7 @@ class Scheduler:
         return room > 0 and self._hand_out(step, sequence, min(room, most))
 
     def _preempt(self, sequence: Sequence) -> None:
-        assert not sequence.num_pending, "no step is in flight when a sequence is preempted"
+        assert not self._is_in_flight(sequence), "a step in flight touches the sequence to be preempted"
         self._counts["preemptions"] += 1
         work = self._class_of(sequence)
         work.running.remove(sequence)
