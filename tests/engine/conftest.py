@@ -61,6 +61,7 @@ def _memory() -> Iterator[None]:
 @pytest.fixture
 def make_engine(models: Callable[[str, str], Any]) -> Iterator[MakeEngine]:
     """Builds an engine core; its KV pool is full of NaN, and it must be empty and whole at the end."""
+    # FAULTS a63
     from footplate.engine.loader import make_engine
 
     cores: list[EngineCore] = []

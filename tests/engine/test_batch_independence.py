@@ -91,6 +91,7 @@ def test_any_cut_of_the_prompts_gives_the_solo_ids(
 def test_preempted_sequences_give_the_solo_ids(
     make_engine: MakeEngine, solo: Solo, dtype: str, ahead: bool, caching: bool
 ) -> None:
+    """FAULTS a18 and a25."""
     core = make_engine(
         SMOLLM2,
         dtype,
@@ -105,6 +106,7 @@ def test_preempted_sequences_give_the_solo_ids(
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("auto", 0.0)])
 def test_a_cache_hit_moves_no_logprob(make_engine: MakeEngine, dtype: str, tolerance: float) -> None:
+    """FAULTS a22."""
     core, prompt = make_engine(SMOLLM2, dtype), PROMPTS[3]
     cold, warm = (run_one(core, prompt, greedy(6, logprobs=5)) for _ in range(2))
     assert (cold.cached_tokens, warm.cached_tokens) == (0, 32)
@@ -119,6 +121,7 @@ def assert_equal_logprobs(one: Answer, other: Answer, tolerance: float) -> None:
 
 
 def test_prompt_logprobs_are_equal_on_the_second_call_and_in_chunks(make_engine: MakeEngine) -> None:
+    """FAULTS a16."""
     prompt = PROMPTS[3]
     whole, cut = make_engine(), make_engine(max_num_batched_tokens=16)
     answers = [run_one(core, prompt, greedy(1, prompt_logprobs=3)) for core in (whole, whole, cut)]

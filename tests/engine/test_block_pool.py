@@ -115,6 +115,7 @@ def test_a_lookup_takes_nothing_and_is_cut_at_its_limit() -> None:
 
 
 def test_partial_blocks_never_match() -> None:
+    """FAULTS a24."""
     pool = make_pool(4)
     fill(pool, [1, 2, 3])
     assert found_blocks(pool, [1, 2, 3]) == [0]
@@ -158,6 +159,7 @@ def test_content_cached_behind_a_lost_twin_becomes_findable_again() -> None:
 
 
 def test_colliding_keys_are_a_miss_and_not_anothers_content() -> None:
+    """FAULTS a15."""
     pool = make_pool(8, ConstantHasher)
     fill(pool, [1, 2, 3, 4])
     assert found_blocks(pool, [5, 6]) == []

@@ -82,6 +82,7 @@ def assert_equal(one: dict[tuple[str, int], Answer], other: dict[tuple[str, int]
 def test_every_kind_of_request_answers_as_on_the_plain_runner(
     make_engine: MakeEngine, make_device_engine: MakeEngine, plain: dict[Any, Answer], options: dict[str, Any]
 ) -> None:
+    """FAULTS a26."""
     if not plain:
         plain.update(run(make_engine(), *requests()))
     core = make_device_engine(**options)
@@ -101,6 +102,7 @@ def test_a_row_used_again_keeps_nothing_of_the_one_before(make_device_engine: Ma
 def test_an_abort_while_a_step_is_queued_leaves_the_next_owner_of_the_row_alone(
     make_device_engine: MakeEngine,
 ) -> None:
+    """FAULTS a40."""
     core = make_device_engine(max_num_seqs=1, prefix_caching=False)
     prompt = golden_cases("smollm2-135m")[1]["prompt_ids"]
     want = run_one(core, prompt, greedy(OUTPUT)).token_ids
@@ -115,6 +117,7 @@ def test_an_abort_while_a_step_is_queued_leaves_the_next_owner_of_the_row_alone(
 
 def test_padding_rows_write_nowhere(make_device_engine: MakeEngine) -> None:
     """Five rows run in a graph of six: the pool, full of NaN, must be touched in five places a step only."""
+    # FAULTS a80
     core = make_device_engine(prefix_caching=False)
     prompts = [c["prompt_ids"][:8] for c in golden_cases("smollm2-135m")[:5]]
     keys = core.runner.caches[0][0]  # type: ignore[attr-defined]

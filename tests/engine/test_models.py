@@ -33,6 +33,7 @@ CPU = torch.device("cpu")
 )
 def test_unwritten_slots_never_enter_an_answer(make_engine: MakeEngine, source: str, dtype: str) -> None:
     """The pool is full of NaN; lengths around a block's edge leave slots of the last block unwritten."""
+    # FAULTS a63 and a80
     core = make_engine(source, dtype)
     requests = [
         EngineRequest(f"r{n}", [100 + i for i in range(n)], greedy(3, logprobs=5)) for n in (1, 15, 16, 17)
@@ -200,6 +201,7 @@ def yarn(theta: float, head_dim: int) -> torch.Tensor:
 def test_angle_tables_follow_their_formula(
     rope: RopeConfig, formula: Callable[[float, int], torch.Tensor], warmth: float
 ) -> None:
+    """FAULTS a71."""
     for head_dim in (64, 128):
         table = cos_sin_table(model_config(rope, head_dim), 20_000, CPU, local=False)
         late = torch.tensor([0, 1, 77, 8191, 19_999])  # late positions too: float32 products lose turns
@@ -218,13 +220,14 @@ def test_local_layers_have_their_own_unscaled_base() -> None:
 
 
 def test_float16_is_refused_for_gemma(models: Callable[[str, str], Any]) -> None:
+    """FAULTS a73."""
     source = f"gguf:{models(GEMMA3, 'float32').source.path}"
     with pytest.raises(LoadError, match="float16 overflows"):
         load_model(source, EngineConfig(dtype="float16"))
 
 
 def test_a_tied_head_is_the_embedding(models: Callable[[str, str], Any]) -> None:
-    """SmolLM2's file has no output matrix: logits are products with the embedding's rows."""
+    """FAULTS a67: SmolLM2's file has no output matrix: logits are products with the embedding's rows."""
     decoder = models(SMOLLM2, "float32").decoder
     hidden = torch.randn(2, decoder.config.hidden_size)
     normed = functional.rms_norm(

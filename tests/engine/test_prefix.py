@@ -29,6 +29,7 @@ def test_a_key_says_everything_up_to_its_blocks_end() -> None:
 
 
 def test_scopes_and_tagged_extras_never_meet() -> None:
+    """FAULTS a14."""
     hasher = PrefixHasher(b"key", 2)
     roots = [
         hasher.root(b""),
@@ -52,7 +53,7 @@ def test_keys_differ_between_secrets() -> None:
 
 
 def test_keys_are_no_function_of_pythons_hash() -> None:
-    """Processes with different hash seeds make the same key, from the secret alone."""
+    """FAULTS a13: processes with different hash seeds make the same key, from the secret alone."""
     code = (
         "from footplate.engine.prefix import PrefixHasher;"
         "print(PrefixHasher(b'key', 2).chain([1, 2, 3, 4], b't')[1].hex())"

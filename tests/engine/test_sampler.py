@@ -190,6 +190,7 @@ def test_draws_among_more_than_256_candidates_equal_a_plain_reference() -> None:
 
 
 def test_rows_of_a_mixed_batch_draw_what_they_draw_alone() -> None:
+    """FAULTS a51."""
     torch.manual_seed(2)
     kinds: list[dict[str, Any]] = [
         {},
@@ -227,6 +228,7 @@ def test_equal_scores_at_a_cut_are_cut_alike_in_every_batch() -> None:
 
 @pytest.mark.parametrize("off", [{"top_k": 0}, {"top_k": -1}, {"top_k": V}, {"top_k": V + 1}, {"top_p": 1}])
 def test_values_that_mean_off_change_nothing(off: dict[str, Any]) -> None:
+    """FAULTS a50."""
     torch.manual_seed(4)
     logits = torch.randn(50, V)
     plain = sample(logits, [row(seed=i) for i in range(50)])
@@ -236,6 +238,7 @@ def test_values_that_mean_off_change_nothing(off: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("one", [{"top_k": 1}, {"top_p": 0}, {"top_p": 1e-9}, {"top_p": 0.0}, {"min_p": 1.0}])
 def test_values_that_leave_one_token_are_greedy(one: dict[str, Any]) -> None:
+    """FAULTS a50."""
     torch.manual_seed(5)
     logits = torch.randn(50, V)
     validate_params(SamplingParams(**one), V)
@@ -268,6 +271,7 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 def test_wrong_values_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    """FAULTS a50 and a52."""
     with pytest.raises(InvalidRequest) as refused:
         validate_params(SamplingParams(**wrong), V)
     assert refused.value.param is not None
@@ -278,6 +282,7 @@ def test_wrong_values_are_refused_by_name(wrong: dict[str, Any]) -> None:
 
 
 def test_presence_and_frequency_count_output_only() -> None:
+    """FAULTS a53."""
     prompt_full = row([2] * 9, temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
     assert edited([1.0, 0.0, 1.5, *[0.0] * 9], prompt_full) == [1.0, 0.0, 1.5, *[0.0] * 9]
     said = row([2] * 9, [2, 2, 0], presence_penalty=0.5, frequency_penalty=0.25)
@@ -329,6 +334,7 @@ def test_only_allowed_ids_are_drawn() -> None:
 
 
 def test_min_tokens_holds_back_every_end() -> None:
+    """FAULTS a56."""
     ends = {*EOS, 3, 4}
     for output, blocked in (([], ends), ([1, 1], ends), ([1, 1, 1], set())):
         values = edited([0.0] * V, row([1], output, min_tokens=3, stop_token_ids=(3, 4)))
@@ -373,6 +379,7 @@ def drawn_params(seed: int | None = 7, **params: Any) -> SamplingParams:
 
 
 def test_a_seed_draws_the_same_alone_and_among_unseeded_mates(make_engine: MakeEngine) -> None:
+    """FAULTS a47."""
     core = make_engine(dtype="auto")
     alone = run_one(core, PROMPT, drawn_params()).token_ids
     assert alone != run_one(core, PROMPT, drawn_params(8)).token_ids
@@ -385,6 +392,7 @@ def test_a_seed_draws_the_same_alone_and_among_unseeded_mates(make_engine: MakeE
 
 
 def test_choices_of_one_seed_differ_and_come_again(make_engine: MakeEngine) -> None:
+    """FAULTS a48."""
     core = make_engine(dtype="auto")
     seen = []
     for name in ("once", "again"):
@@ -401,6 +409,7 @@ def test_unseeded_requests_differ(make_engine: MakeEngine) -> None:
 
 
 def test_penalties_count_generated_ids_also_after_preemption(make_engine: MakeEngine) -> None:
+    """FAULTS a54."""
     params = greedy(20, frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=1.1)
     prompts = [PROMPT + [600 + i] * 10 for i in range(4)]
     roomy = make_engine(dtype="auto", prefix_caching=False)
@@ -412,6 +421,7 @@ def test_penalties_count_generated_ids_also_after_preemption(make_engine: MakeEn
 
 
 def test_nothing_ends_before_min_tokens(make_engine: MakeEngine) -> None:
+    """FAULTS a56."""
     core = make_engine(dtype="auto")
     first = run_one(core, PROMPT, greedy(6)).token_ids
     stops = tuple(set(first))

@@ -85,6 +85,7 @@ def test_an_end_found_while_the_next_step_flies_discards_its_draw(ahead: bool) -
 
 
 def test_eos_and_stop_tokens_wait_for_min_tokens() -> None:
+    """FAULTS a56."""
     seed = next(s for s in range(500) if draw([1, 2, 3], s, VOCAB) == EOS)
     driver = Driver()
     eager = make_request("eager", 3, seed=seed, ignore_eos=False)
@@ -100,6 +101,7 @@ def test_eos_and_stop_tokens_wait_for_min_tokens() -> None:
 
 
 def test_a_request_that_exactly_fills_the_pool_runs() -> None:
+    """FAULTS a31."""
     driver = Driver(4)  # 16 tokens; the last output token needs no place, nothing is computed from it
     for name, prompt, output in (("prompt", 16, 1), ("output", 1, 16), ("both", 9, 8)):
         request = make_request(name, prompt, max_tokens=output)
@@ -112,6 +114,7 @@ def test_a_request_that_exactly_fills_the_pool_runs() -> None:
     [(17, 0, "prompt"), (17, None, "prompt"), (16, 2, "max_tokens"), (1, 17, "max_tokens")],
 )
 def test_one_token_over_the_pool_is_refused_at_once(prompt: int, output: int | None, param: str) -> None:
+    """FAULTS a31."""
     driver = Driver(4)
     with pytest.raises(RequestTooLarge, match=r"17 tokens") as refused:
         driver.add(make_request("r", prompt, max_tokens=output))
@@ -139,6 +142,7 @@ def test_without_max_tokens_the_rest_of_the_context_may_be_filled() -> None:
 
 
 def test_no_output_asked_means_no_output() -> None:
+    """FAULTS a32."""
     driver = Driver(max_num_batched_tokens=8)
     driver.add(make_request("r", 12, max_tokens=0, prompt_logprobs=0))
     driver.run()
@@ -190,6 +194,7 @@ def test_an_id_is_free_again_after_its_end() -> None:
     ],
 )
 def test_a_wrong_request_is_refused_and_the_next_one_runs(changes: dict[str, Any]) -> None:
+    """FAULTS a33."""
     driver, good = Driver(), make_request("r", 4)
     with pytest.raises(InvalidRequest) as refused:
         driver.add(dataclasses.replace(good, **changes))
@@ -204,6 +209,7 @@ def test_a_wrong_request_is_refused_and_the_next_one_runs(changes: dict[str, Any
 @pytest.mark.parametrize(("prompt", "hit"), [(16, 12), (17, 16), (18, 16), (3, 0), (4, 0), (5, 4)])
 def test_the_second_call_computes_the_prompt_less_the_hit(prompt: int, hit: int) -> None:
     """At least one token is computed, since its logits draw the next one; and only full blocks are hits."""
+    # FAULTS a17 and a19
     driver = Driver()
     first, second = (make_request(name, prompt, max_tokens=1) for name in ("first", "second"))
     driver.add(first)
@@ -218,6 +224,7 @@ def test_the_second_call_computes_the_prompt_less_the_hit(prompt: int, hit: int)
 
 
 def test_prompts_that_differ_in_their_last_part_block_share_the_full_ones() -> None:
+    """FAULTS a24."""
     driver = Driver()
     ours, theirs = [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 10]
     for name, prompt in (("ours", ours), ("theirs", theirs)):
@@ -263,6 +270,7 @@ def test_those_that_begin_in_one_step_share_what_it_computes() -> None:
 
 
 def test_prompt_logprobs_do_not_read_the_cache() -> None:
+    """FAULTS a16."""
     driver = Driver(max_num_batched_tokens=8)
     for name in ("first", "second"):
         driver.add(make_request(name, 18, max_tokens=2, prompt_logprobs=0))
@@ -282,6 +290,7 @@ def test_with_the_cache_off_nothing_is_shared() -> None:
 
 
 def test_colliding_hashes_give_a_miss_and_the_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS a15."""
     monkeypatch.setattr(PrefixHasher, "child", lambda self, parent, token_ids: b"same")
     driver = Driver()
     requests = [make_request(f"r{i}", [i % 3, *range(i % 5, 20)], "ab"[i % 2]) for i in range(12)]
@@ -363,6 +372,7 @@ def test_preempted_sequence_keeps_its_place_in_line(ahead: bool) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("caching", [False, True])
 def test_preempted_sequences_say_what_they_say_alone(ahead: bool, caching: bool) -> None:
+    """FAULTS a25."""
     driver = Driver(12, ahead=ahead, prefix_caching=caching)
     requests = [make_request(f"r{i}", list(range(1, 9 + i)), max_tokens=24) for i in range(6)]
     for request in requests:
@@ -373,6 +383,7 @@ def test_preempted_sequences_say_what_they_say_alone(ahead: bool, caching: bool)
 
 
 def test_a_preempted_sequence_takes_up_its_own_cached_blocks() -> None:
+    """FAULTS a18."""
     driver = Driver(8, max_num_seqs=2, policy="priority")
     low = make_request("low", [5] * 20, max_tokens=4, priority=1)
     driver.add(low)
@@ -457,6 +468,7 @@ def test_an_aborted_waiting_request_never_runs() -> None:
 
 
 def test_blocks_and_row_return_only_after_the_last_step_that_touches_them_was_read() -> None:
+    """FAULTS a41."""
     driver = Driver(4, max_num_seqs=1)
     driver.add(make_request("old", [1] * 8, max_tokens=8))
     assert driver.launch() and driver.launch()  # two steps in flight
@@ -500,6 +512,7 @@ def test_the_source_of_a_copy_stays_until_the_copying_step_was_read() -> None:
 
 
 def test_an_abort_amid_prompt_logprobs_leaves_nothing() -> None:
+    """FAULTS a43."""
     driver = Driver(max_num_batched_tokens=8)
     driver.add(make_request("r", 30, prompt_logprobs=0))
     driver.step()
@@ -515,6 +528,7 @@ def test_an_abort_amid_prompt_logprobs_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_after_500_random_requests_with_aborts_every_block_is_free(ahead: bool) -> None:
+    """FAULTS a42."""
     rng = random.Random(7)
     driver = Driver(16, ahead=ahead, policy="fair", max_num_batched_tokens=24)
     live: list[str] = []

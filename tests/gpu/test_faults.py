@@ -74,25 +74,30 @@ def rig(config_file: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 @pytest.mark.parametrize(("count", "gone"), [(1, 0), (5, 0), (7, 0), (8, 0), (8, 3), (3, 2)])
 def test_a_decode_step_changes_its_own_rows_only(rig: Rig, count: int, gone: int) -> None:
+    """FAULTS a80."""
     scenarios.check_a_decode_step_changes_its_own_rows_only(rig, count, gone)
 
 
 def test_slots_that_no_row_owns_never_matter(rig: Rig) -> None:
+    """FAULTS a63 and a80."""
     scenarios.check_slots_that_no_row_owns_never_matter(rig)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("room", ["one row", "blocks of one"])
 def test_the_next_owner_of_rows_and_blocks_is_left_alone(rig: Rig, steps: int, room: str) -> None:
+    """FAULTS a40."""
     scenarios.check_the_next_owner_is_left_alone(rig, steps, max_num_seqs=1 if room == "one row" else 2)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_aborts_leave_nothing_held(rig: Rig, seed: int) -> None:
+    """FAULTS a42."""
     scenarios.check_random_aborts_leave_nothing_held(rig, 300, seed)
 
 
 def test_no_placeholder_reaches_the_model(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAULTS a28."""
     scenarios.check_no_placeholder_reaches_the_model(rig, monkeypatch)
 
 
@@ -193,7 +198,7 @@ def test_nothing_is_compiled_while_serving(rig: Rig) -> None:
 
 @pytest.mark.parametrize("rows", [8, 256])
 def test_what_an_engine_takes_stays_in_its_share(config_file: Path, rows: int) -> None:
-    """Weights, pool, graphs and a busy step; what the process took before is counted too."""
+    """FAULTS a77: weights, pool, graphs and a busy step; what the process took before is counted too."""
     torch.cuda.empty_cache()
     share = 0.5
     options: dict[str, Any] = {"gpu_memory_utilization": share, "max_num_seqs": rows}

@@ -308,6 +308,7 @@ async def test_values_at_the_edge_or_without_meaning_are_accepted(rig: Rig, fiel
 async def test_what_can_not_be_honoured_is_refused_before_the_first_byte(
     rig: Rig, fields: dict[str, Any], code: str, param: str | None, stream: bool
 ) -> None:
+    """FAULTS a35."""
     # The standard writer can put NaN and huge numbers on the wire; a client's own one would refuse.
     data = json.dumps({**chat_body(stream=stream), **fields})
     response = await rig.post(PATH, data.encode())
@@ -395,6 +396,7 @@ async def test_a_failure_in_a_stream_is_an_error_event_and_done(rig: Rig, script
 async def test_a_template_error_is_the_clients_to_read(
     make_rig: Callable[..., Rig], smollm2: TextPipeline
 ) -> None:
+    """FAULTS a70."""
     strict = ChatTemplate("{{ raise_exception('roles must alternate') }}", "test", {})
     for template, words in ((strict, "roles must alternate"), (None, "/v1/completions")):
         pipeline = TextPipeline(smollm2.tokenizer, template)

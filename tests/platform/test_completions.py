@@ -125,6 +125,7 @@ async def test_empty_and_odd_prompts_are_refused_and_the_next_call_works(rig: Ri
 async def test_echo_gives_the_prompt_and_at_most_the_tokens_asked_for(
     rig: Rig, max_tokens: int, stream: bool
 ) -> None:
+    """FAULTS a32."""
     asked = text_body(echo=True, max_tokens=max_tokens, stream=stream)
     if stream:
         asked["stream_options"] = {"include_usage": True}
@@ -140,6 +141,7 @@ async def test_echo_gives_the_prompt_and_at_most_the_tokens_asked_for(
 
 
 async def test_max_tokens_zero_needs_echo(rig: Rig) -> None:
+    """FAULTS a32."""
     assert (await rig.post(PATH, text_body(max_tokens=0))).status_code == 400
 
 
@@ -188,6 +190,7 @@ async def test_a_harness_can_cut_one_entry_off_even_when_the_answer_is_eos(rig: 
 
 
 async def test_the_same_echo_twice_gives_equal_answers(rig: Rig) -> None:
+    """FAULTS a16."""
     asked = text_body(echo=True, logprobs=1, max_tokens=1)
     rig.says("Hello there.")
     first = (await rig.post(PATH, asked)).json()["choices"]

@@ -189,6 +189,7 @@ def test_a_full_engine_refuses_before_any_header(stack: Stack) -> None:
 
 
 def test_a_client_that_goes_away_mid_stream_ends_its_generation_within_two_steps(stack: Stack) -> None:
+    """FAULTS a39."""
     connection, received = open_stream(stack, "gone-mid-stream")
     assert b'"id": 300' in received
     left_at = time.monotonic()
@@ -197,6 +198,7 @@ def test_a_client_that_goes_away_mid_stream_ends_its_generation_within_two_steps
 
 
 def test_a_client_that_goes_away_before_the_first_token_leaves_nothing_running(stack: Stack) -> None:
+    """FAULTS a39."""
     connection = send_request(stack, "gone-early")
     stack.await_event("gone-early", "add")
     left_at = time.monotonic()

@@ -43,6 +43,7 @@ def test_macros_namespaces_and_filters_work() -> None:
 
 
 def test_the_templates_own_sentence_reaches_the_client() -> None:
+    """FAULTS a70."""
     with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
         _render("{{ raise_exception('roles must alternate') }}")
     assert caught.value.param == "messages"
@@ -114,6 +115,7 @@ def test_developers_are_systems_where_the_template_does_not_know_them() -> None:
 
 
 def test_a_model_without_a_template_points_to_completions(gemma: TextPipeline) -> None:
+    """FAULTS a70."""
     with pytest.raises(InvalidRequest, match="/v1/completions") as caught:
         gemma.encode_chat([USER])
     assert caught.value.param == "messages"
@@ -133,12 +135,14 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 def test_a_conversation_has_one_bos_if_file_or_template_ask(
     gemma: TextPipeline, write: Callable[[str], Path], source: str
 ) -> None:
+    """FAULTS a69."""
     template = ChatTemplate(source, "test", {"bos_token": "<bos>"})
     pipeline = TextPipeline(gemma.tokenizer, template)
     assert pipeline.encode_chat([USER]) == [2, *gemma.encode("hi", add_special_tokens=False)]
 
 
 def test_smollm2_conversations_have_no_bos_added(smollm2: TextPipeline) -> None:
+    """FAULTS a69."""
     ids = smollm2.encode_chat([{"role": "system", "content": "s"}, USER])
     assert ids[:1] == [1] and ids.count(1) == 3, "one start marker a turn, none in front"
 

@@ -48,6 +48,7 @@ def _cut(ids: Sequence[int], edges: Sequence[int]) -> list[Sequence[int]]:
 
 
 def test_a_stop_string_over_tokens_ends_with_what_came_before() -> None:
+    """FAULTS a1 and a2."""
     text, finish, matched, num_tokens, entries, ids = _answer(
         [(0,), (1,), (2, 3, 3)], FinishReason.LENGTH, stop=("END",), logprobs=0
     )
@@ -58,6 +59,7 @@ def test_a_stop_string_over_tokens_ends_with_what_came_before() -> None:
 
 
 def test_a_token_delivered_in_part_has_one_entry() -> None:
+    """FAULTS a6."""
     text, _, _, num_tokens, entries, _ = _answer(
         [(0, 8), (9, 2)], FinishReason.LENGTH, stop=("END",), logprobs=0
     )
@@ -65,6 +67,7 @@ def test_a_token_delivered_in_part_has_one_entry() -> None:
 
 
 def test_held_text_is_flushed_when_length_ends_the_answer() -> None:
+    """FAULTS a4."""
     answer = _answer([(0,), (1,)], FinishReason.LENGTH, stop=("END",), logprobs=0)
     assert answer == ("abcEN", FinishReason.LENGTH, None, 2, [0, 1], [0, 1])
 
@@ -98,6 +101,7 @@ def test_parts_of_a_character_each_have_an_entry() -> None:
 
 
 def test_stop_strings_wait_for_min_tokens() -> None:
+    """FAULTS a56."""
     answer = _answer([(7,), (3,), (7,), (3,)], FinishReason.LENGTH, stop=("END",), min_tokens=2)
     assert answer[:4] == ("ENDx", FinishReason.STOP, "END", 3)
 
@@ -136,6 +140,7 @@ def test_every_cutting_gives_the_one_shot_answer(
     min_tokens: int,
     logprobs: bool,
 ) -> None:
+    """FAULTS a6."""
     params: dict[str, Any] = {
         "stop": stops,
         "include_stop_str_in_output": include,

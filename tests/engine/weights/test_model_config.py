@@ -75,6 +75,7 @@ def test_llama_from_gguf(tmp_path: Path) -> None:
 
 
 def test_llama_3_files_carry_rope_factors_as_a_tensor(tmp_path: Path) -> None:
+    """FAULTS a71."""
     factors = np.arange(1.0, 9.0)
     config = _gguf(tmp_path, [float_tensor("rope_freqs.weight", factors)])
     plain = RopeConfig(theta=10000.0).inverse_frequencies(16)
@@ -156,6 +157,7 @@ def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
 
 
 def test_llama3_keeps_fast_turns_and_slows_slow_ones() -> None:
+    """FAULTS a71."""
     rope = rope_from_scaling(LLAMA3, 500000.0, 131072)
     plain, scaled = RopeConfig(theta=500000.0).inverse_frequencies(128), rope.inverse_frequencies(128)
     assert scaled[0] == plain[0]
@@ -164,6 +166,7 @@ def test_llama3_keeps_fast_turns_and_slows_slow_ones() -> None:
 
 
 def test_yarn_warms_attention_and_blends_by_turns() -> None:
+    """FAULTS a71."""
     rope = rope_from_scaling(
         {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 10000.0, 16384
     )

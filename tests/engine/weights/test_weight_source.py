@@ -40,6 +40,7 @@ def _open(path: Path) -> WeightSource:
 
 
 def test_llama_rotary_rows_are_half_split_dense_and_packed_alike(gguf_path: Path) -> None:
+    """FAULTS a64."""
     stored = read_tensor(GgufFile(gguf_path), "blk.0.attn_q.weight")
     wanted = torch.from_numpy(half_split_rows(stored, 4))
     weights = _open(gguf_path)
@@ -61,6 +62,7 @@ def test_stacked_linears_are_the_parts_side_by_side(gguf_path: Path) -> None:
 
 
 def test_a_tied_head_shares_the_embeddings_memory(gguf_path: Path) -> None:
+    """FAULTS a67."""
     weights = _open(gguf_path)
     table, head = weights.embedding(packed=True), weights.linear(["head"], packed=True)
     assert isinstance(table, PackedEmbedding) and isinstance(head, PackedLinear)
@@ -90,6 +92,7 @@ def test_finish_names_what_was_never_used(gguf_path: Path) -> None:
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    """FAULTS a67."""
     path = tmp_path / "m.gguf"
     whole = llama_tensors()
     damaged = {
@@ -141,6 +144,7 @@ def test_hugging_face_folders_give_their_tensors(tmp_path: Path, shards: int) ->
 
 
 def test_gemma_norms_of_hugging_face_folders_get_their_one(tmp_path: Path) -> None:
+    """FAULTS a66."""
     tensors = _hf_folder(tmp_path, GEMMA)
     _, weights = open_model(ModelSource("hf", tmp_path, "hf"))
     names = ("final_norm", "layers.0.q_norm", "layers.3.post_mlp_norm")
