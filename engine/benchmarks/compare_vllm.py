@@ -1,11 +1,12 @@
 """Footplate and vLLM on one GPU, in one call, in turn: dummy weights, exact public shapes, fixed loads.
 
-    python engine/benchmarks/compare_vllm.py --models DIR [--peer-python PATH] [--peer-env FILE]
+    python engine/benchmarks/compare_vllm.py --peer-python PATH [--peer-env FILE] [--models DIR]
            [--names l8b,l1b] [--parts single,decode,prefill,mixed,prefix] [--out FILE] [--seconds 900]
 
-DIR holds one folder with a config.json a model. Both engines are resident, each with 0.45 of the memory, and
-answer the same prompts in the order A B A B; a row's ratio is that of the medians. --peer-env is a shell file
-to source before vLLM starts. `--peer-python none` runs Footplate alone.
+DIR holds one folder with a config.json a model; benchmarks/models has those of Llama-3.1-8B and Llama-3.2-1B.
+Both engines are resident, each with 0.45 of the memory, and answer the same prompts in the order A B A B; a
+row's ratio is that of the medians. --peer-python is the Python of an environment that has vLLM, --peer-env a
+shell file to source before, where it needs variables. `--peer-python none` runs Footplate alone.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def _row(row: Row, found: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--models", type=Path, default=HERE / "models")
     parser.add_argument("--names", default="l8b,l1b")
     parser.add_argument("--parts", default="single,decode,prefill,mixed,prefix")
     parser.add_argument("--small-parts", default="single,decode")

@@ -23,6 +23,7 @@ from footplate.engine.weights.model_config import ModelConfig, config_from_json,
 from footplate.engine.weights.source import resolve_source
 from tests.engine.conftest import GEMMA3, SMOLLM2, MakeEngine
 
+SHAPES = Path(__file__).parents[2] / "engine" / "benchmarks" / "models"
 LLAMA_3_70B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -88,8 +89,17 @@ def test_twice_the_prompt_is_more_than_twice_the_work(llama: ModelConfig) -> Non
     assert short == pytest.approx(2 * 69.5e9 * 4096, rel=0.03)
 
 
-@pytest.mark.parametrize(("source", "billions"), [(SMOLLM2, 0.1345), (GEMMA3, 0.268)])
-def test_parameters_of_the_packaged_models(source: str, billions: float) -> None:
+@pytest.mark.parametrize(
+    ("source", "billions"),
+    [
+        (SMOLLM2, 0.1345),
+        (GEMMA3, 0.268),
+        # The shapes of the comparison on a GPU are those of the models that it names.
+        (f"dummy:{SHAPES}/l8b/config.json", 8.03),
+        (f"dummy:{SHAPES}/l1b/config.json", 1.236),
+    ],
+)
+def test_parameters_of_the_packaged_and_the_measured_models(source: str, billions: float) -> None:
     shape = read_config(resolve_source(source))
     assert count_parameters(shape) / 1e9 == pytest.approx(billions, rel=0.01)
 
