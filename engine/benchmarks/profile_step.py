@@ -20,6 +20,15 @@ from engine.benchmarks.gpu_loads import fresh
 from engine.benchmarks.record import environment
 
 STEPS = 32
+# Written into each result: without it the figures seem to contradict one another.
+NOTES = [
+    "A kernel that was launched ahead of its turn (programmatic dependent launch) counts as running while it"
+    " waits for the one before it. So us_a_step of all kernels add up to more than busy_ms, in which time is"
+    " counted once, and a long one may be a kernel that waits rather than one that works.",
+    "step_ms is measured without the profiler, busy_ms and idle_ms under it, which makes steps a little"
+    " longer. So step_ms may be below busy_ms.",
+    "To see what a kernel costs, compare busy_ms of two runs, one without it or with another in its place.",
+]
 
 
 def profile(core: Any, batch: int, length: int) -> dict[str, Any]:
@@ -101,6 +110,7 @@ def main() -> None:
     result = environment() | {
         "command": "profile_step.py " + options.folder.name,
         "ready_s": ready_s,
+        "notes": NOTES,
         "steps": [],
     }
     for batch in map(int, options.batches.split(",")):
