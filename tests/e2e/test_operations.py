@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,19 @@ def test_the_doctor_finds_everything_the_platform_needs(tmp_path: Path) -> None:
     assert done.returncode == 1
     missing = [finding for finding in json.loads(done.stdout) if finding["state"] == "missing"]
     assert [(finding["name"], bool(finding["mend"])) for finding in missing] == [("model a", True)]
+
+
+def test_the_doctor_looks_at_the_port_that_serve_would_be_given(tmp_path: Path) -> None:
+    config = tmp_path / "footplate.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        for in_file, option, state in ((0, number, "missing"), (number, 0, "ok")):
+            config.write_text(f"server: {{port: {in_file}}}\n")
+            options = ["--config", str(config), "--data-dir", str(tmp_path / "data"), "--port", str(option)]
+            findings = json.loads(footplate("doctor", "--json", *options).stdout)
+            [found] = [finding for finding in findings if finding["name"] == "port"]
+            assert found["state"] == state, found
+            assert f"{option} on 127.0.0.1" in found["found"]
 
 
 def test_the_doctor_names_a_route_that_answers_no_chats(tmp_path: Path) -> None:

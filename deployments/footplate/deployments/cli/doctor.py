@@ -44,6 +44,9 @@ class Finding:
 
 
 def doctor(
+    port: Annotated[
+        int | None, typer.Option(help="Port that `serve` is to listen on.", min=0, max=65535)
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file (or FOOTPLATE_CONFIG).")] = None,
     data: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder for all state (or FOOTPLATE_DATA_DIR).")
@@ -51,7 +54,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look at everything `footplate serve` needs; exit 1 when something is missing."""
-    findings = list(examine(config_file(config), data_dir(data)))
+    findings = list(examine(config_file(config), data_dir(data), port))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -63,8 +66,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(file: Path | None, state: Path) -> Iterator[Finding]:
-    """All findings, in the order a start needs the things. Starts nothing."""
+def examine(file: Path | None, state: Path, port: int | None = None) -> Iterator[Finding]:
+    """All findings, in the order a start needs the things; `port` goes before the file's. Starts nothing."""
     yield _python()
     yield _package("torch", "make dev")
     yield _compiler()
@@ -82,7 +85,7 @@ def examine(file: Path | None, state: Path) -> Iterator[Finding]:
     if running is not None:
         yield Finding("platform", "ok", f"runs on this data folder: {running}")
     yield from _servers(settings, state, running)
-    yield _port(settings, running)
+    yield _port(settings.server.host, settings.server.port if port is None else port, running)
     yield from _models(settings)
     yield from _routes(settings, state)
 
@@ -166,8 +169,7 @@ def _servers(settings: Settings, state: Path, running: RunningPlatform | None) -
         )
 
 
-def _port(settings: Settings, running: RunningPlatform | None) -> Finding:
-    host, port = settings.server.host, settings.server.port
+def _port(host: str, port: int, running: RunningPlatform | None) -> Finding:
     try:
         is_free = port == 0 or is_port_free(host, port)
     except StartupError as error:
