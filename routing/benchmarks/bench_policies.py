@@ -133,6 +133,15 @@ def play(name: str, load: Callable[[Fleet], Outcome], num_replicas: int) -> Outc
     return load(fleet)
 
 
+# Short names for the columns of a row, in its order.
+HEADS = ("hits", "of inf.", "through", "p50 ms", "p99 ms", "requests", "busy")
+
+
+def printed(texts: Sequence[object]) -> str:
+    """A line of the table: load, policy, then figures."""
+    return " ".join(f"{text!s:>20}" if i < 2 else f"{text!s:>8}" for i, text in enumerate(texts))
+
+
 def row_of(load: str, policy: str, outcome: Outcome, best: float, base_s: float) -> dict[str, str | float]:
     waits, requests = outcome.first_token_s, outcome.requests_by_replica
     return {
@@ -162,6 +171,7 @@ def main() -> None:
         "skewed": (lambda fleet: closed_loop(fleet, skew, 64 * count), skew),
     }
     rows = []
+    print(printed(["load", "policy", *HEADS]))
     for load_name, (load, jobs) in loads.items():
         best = infinite_hit_rate(jobs)
         base = None
@@ -170,9 +180,7 @@ def main() -> None:
             base = base or outcome.seconds
             row = row_of(load_name, name, outcome, best, base)
             rows.append(row)
-            print(
-                " ".join(f"{value!s:>20}" if i < 2 else f"{value:>8}" for i, value in enumerate(row.values()))
-            )
+            print(printed(list(row.values())), flush=True)
     if arguments.output:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
