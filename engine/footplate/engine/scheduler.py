@@ -30,6 +30,7 @@ from collections.abc import Sequence as Seq
 
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import EngineOverloaded, InvalidRequest
+from footplate.engine.followers import Followers
 from footplate.engine.kv.block_pool import BlockPool
 from footplate.engine.plan import NewRow, ScheduledRow, SchedulerOutput, StepResult
 from footplate.engine.prefix import PrefixHasher
@@ -82,7 +83,7 @@ class Scheduler:
         self._batch_bounds = BatchBounds.resolve(config, step_work)
         self._retiring: list[Sequence] = []  # finished; their last step is in flight
         self._requests: dict[str, list[Sequence]] = {}  # unfinished choices of live requests
-        self._followers: dict[int, list[Sequence]] = {}  # leader id -> choices that wait for its prompt
+        self._followers = Followers()
         self._free_rows = list(range(min(config.max_num_seqs, self._budget) - 1, -1, -1))
         self._steps: dict[int, list[tuple[Sequence, ScheduledRow]]] = {}  # in flight
         self._next_step = self._next_id = 0
@@ -117,13 +118,9 @@ class Scheduler:
             raise EngineOverloaded(f"{num_waiting} choices wait; the limit is {self._config.max_waiting}")
         max_output = max_output_tokens(request, self.max_model_len, self.kv_tokens)
         choices = [self._make_sequence(request, index, max_output) for index in range(request.params.n)]
-        leader = choices[0]
-        for follower in choices[1:]:
-            follower.leader = leader
         self._requests[request.request_id] = choices.copy()
-        if len(choices) > 1:
-            self._followers[leader.id] = choices[1:]
-        self._enqueue(leader)
+        self._followers.keep(choices[0], choices[1:])
+        self._enqueue(choices[0])
 
     def _make_sequence(self, request: EngineRequest, index: int, max_output: int) -> Sequence:
         number, self._next_id = self._next_id, self._next_id + 1
@@ -295,7 +292,7 @@ class Scheduler:
         self._class_of(sequence).waiting.counters.charge(sequence, scheduled.num_tokens)
         register_blocks(self.pool, sequence, sequence.num_computed)
         if self._followers and sequence.num_computed >= sequence.num_prompt:
-            self._release_followers(sequence)
+            self._free_followers(sequence)
 
     # --- admission, forks and preemption ----------------------------------------------------------------
 
@@ -436,14 +433,12 @@ class Scheduler:
         self._give_back(sequence)
         sequence.state, sequence.num_computed = SequenceState.WAITING, 0
         sequence.prompt_logprobs = []  # they are made anew with the prompt
-        self._release_followers(sequence)
+        self._free_followers(sequence)
         work.waiting.push(sequence)
 
-    def _release_followers(self, leader: Sequence) -> None:
-        """Let the other choices queue up: the prompt is computed, or the leader won't do it soon."""
-        for follower in self._followers.pop(leader.id, ()):
-            if follower.state is SequenceState.WAITING:
-                self._enqueue(follower)
+    def _free_followers(self, leader: Sequence) -> None:
+        for follower in self._followers.free(leader):
+            self._enqueue(follower)
 
     def _give_back(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)
@@ -523,24 +518,16 @@ class Scheduler:
             else:
                 self._give_back(sequence)
             work.waiting.counters.leave(sequence.request.tenant)
-        elif not self._leave_leader(sequence):
+        elif not self._followers.end(sequence):
             work.waiting.discard(sequence)
             work.waiting.counters.leave(sequence.request.tenant)
         sequence.state, sequence.prompt_logprobs = SequenceState.FINISHED, []
         self._finished[reason.value] += 1
-        self._release_followers(sequence)
+        self._free_followers(sequence)
         choices = self._requests[sequence.request.request_id]
         choices.remove(sequence)
         if not choices:
             del self._requests[sequence.request.request_id]
-
-    def _leave_leader(self, sequence: Sequence) -> bool:
-        """Whether a choice still waited for its leader, and so never entered the queue."""
-        followers = self._followers.get(sequence.leader.id, []) if sequence.leader is not None else []
-        if sequence in followers:
-            followers.remove(sequence)
-            return True
-        return False
 
     # --- looking at it ----------------------------------------------------------------------------------
 
@@ -554,8 +541,7 @@ class Scheduler:
         return self._num_waiting(self._online) + self._num_waiting(self._batch)
 
     def _num_waiting(self, work: WorkClass) -> int:
-        held_back = (f for f in self._followers.values() if f and self._class_of(f[0]) is work)
-        return len(work.waiting) + sum(len(followers) for followers in held_back)
+        return len(work.waiting) + self._followers.count(is_batch=work is self._batch)
 
     def live_sequences(self) -> list[Sequence]:
         """Sequences that hold blocks, ended ones whose last step is in flight too. For looking only."""
