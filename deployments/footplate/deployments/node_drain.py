@@ -34,7 +34,7 @@ METADATA_S = 2.0
 class NodeDrain:
     """One node on its way out."""
 
-    def __init__(self, run_dir: Path, node_id: str | None = None) -> None:
+    def __init__(self, gcs_address: str, run_dir: Path, node_id: str | None = None) -> None:
         """`run_dir`: the folder that the node's engines look in; see `leaving`.
 
         `node_id`: Ray's name of it; None: the one that has an address of this machine.
@@ -42,12 +42,8 @@ class NodeDrain:
         Raises:
             StartupError: the control store doesn't answer, or it is not clear which node is meant.
         """
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # made by Cython
-
         self._run_dir = run_dir
         self._num_replicas = 1
-        gcs_address = find_control_store()
-        self._gcs: Any = GcsClient(address=gcs_address)
         alive = self._alive_nodes(gcs_address)
         mine = [name for name, where in alive.items() if (name == node_id if node_id else is_own(where))]
         if len(mine) != 1:
@@ -99,10 +95,12 @@ class NodeDrain:
         return self._num_replicas
 
     def _alive_nodes(self, gcs_address: str) -> dict[str, str]:
-        """The addresses of nodes that are in the cluster, by name."""
+        """Connect; the addresses of nodes that are in the cluster, by name."""
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # made by Cython
         from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 
         try:
+            self._gcs: Any = GcsClient(address=gcs_address)
             nodes = self._gcs.get_all_node_info(timeout=CALL_S)
         except Exception as error:
             raise StartupError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -37,14 +38,17 @@ def drain_node(
     here.
     """
     # Only who drains needs Ray.
-    from footplate.deployments.node_drain import NodeDrain, await_notice, spot_notice
+    from footplate.deployments.node_drain import NodeDrain, await_notice, find_control_store, spot_notice
 
+    # Ray reads it once, when it is loaded; by itself it waits half a minute for a head that is away.
+    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
+    address = find_control_store()
     if watch_aws:
         seconds = min(seconds, await_notice(spot_notice, lambda: time.sleep(WATCH_EVERY_S)))
     end = time.monotonic() + seconds
     while True:
         try:
-            drain = NodeDrain(RunPaths.of(data_dir(data)).run_dir, node_id)
+            drain = NodeDrain(address, RunPaths.of(data_dir(data)).run_dir, node_id)
             drain.begin(end - time.monotonic())
             break
         except StartupError as error:
