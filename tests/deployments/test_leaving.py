@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.server
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -99,6 +102,15 @@ def test_a_notice_is_waited_for() -> None:
     pauses: list[int] = []
     assert await_notice(lambda: next(answers), lambda: pauses.append(1)) == 117.0
     assert len(pauses) == 2
+
+
+def test_a_process_knows_its_age() -> None:
+    code = "import time; from footplate.deployments.node_drain import own_age_s as age; print(age())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    took_s = time.monotonic() - began
+    # Clock ticks are 10 ms.
+    assert 0.05 < float(done.stdout) < took_s + 0.02
 
 
 def test_an_address_is_known_for_this_machines_own() -> None:

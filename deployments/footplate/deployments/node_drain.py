@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 import urllib.error
@@ -112,6 +113,13 @@ class NodeDrain:
             for name, node in nodes.items()
             if node.state == GcsNodeInfo.GcsNodeState.ALIVE
         }
+
+
+def own_age_s() -> float:
+    """How long ago this process was started: on a busy machine Python needs seconds to get here."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
 
 
 def is_own(address: str) -> bool:

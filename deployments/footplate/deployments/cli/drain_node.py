@@ -38,18 +38,26 @@ def drain_node(
     here.
     """
     # Only who drains needs Ray.
-    from footplate.deployments.node_drain import NodeDrain, await_notice, find_control_store, spot_notice
+    from footplate.deployments.node_drain import (
+        NodeDrain,
+        await_notice,
+        find_control_store,
+        own_age_s,
+        spot_notice,
+    )
 
+    # Whoever gave the node so long began to count when it called.
+    end = time.monotonic() - own_age_s() + seconds
     # Ray reads it once, when it is loaded; by itself it waits half a minute for a head that is away.
     os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
     address = find_control_store()
     if watch_aws:
-        seconds = min(seconds, await_notice(spot_notice, lambda: time.sleep(WATCH_EVERY_S)))
-    end = time.monotonic() + seconds
+        left_s = await_notice(spot_notice, lambda: time.sleep(WATCH_EVERY_S))
+        end = time.monotonic() + min(seconds, left_s)
     while True:
         try:
             drain = NodeDrain(address, RunPaths.of(data_dir(data)).run_dir, node_id)
-            drain.begin(end - time.monotonic())
+            drain.begin(max(end - time.monotonic(), 0.0))
             break
         except StartupError as error:
             # The head may be on its way back; a hook that gave up would have the node end at once.
