@@ -9,6 +9,10 @@ calls its figures, read in the source of the versions that are installed:
 - "Inter token latency" of aiperf and guidellm is a mean for each request: (last text - first text) over
   (output tokens - 1), tokens as the server counts them. That is our TPOT, which is compared here; our ITL is
   the distribution of the gaps themselves. aiperf's "inter chunk latency" is each gap between chunks.
+
+They are held to one another with one request at a time. With two it is the tools' pace that decides: ours
+sends both at once and keeps them in step, and prompts that come together are read together, while the others'
+drift apart.
 """
 
 from __future__ import annotations
@@ -236,7 +240,7 @@ def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting
         if measured.tool == OURS and measured.more["client"]["is_late"]
     ]
     assert not late, f"this machine is too busy to measure on: {late}"
-    apart = [row for row in rows if abs(row["of_ours"] - 1) > TOLERANCE]
+    apart = [row for row in rows if row["concurrency"] == 1 and abs(row["of_ours"] - 1) > TOLERANCE]
     assert not apart
 
 
