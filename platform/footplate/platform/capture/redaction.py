@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from footplate.platform.capture.plain_text import plain_text
+
 MAX_CHARACTERS = 32_768
 # Read beyond the end of what is kept, so that a secret that lies across the end is seen whole.
 MARGIN = 4_096
@@ -31,7 +33,19 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"(?s:.*?)(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----|\Z)"
         ),
     ),
-    ("url_password", re.compile(r"://[^\s/:@]{0,128}+:([^\s@/]{1,256}+)(?=@)")),
+    # The last @ before a slash ends it: what is written raw may hold others.
+    ("url_password", re.compile(r"://[^\s/:@]{0,128}+:([^\s/]{1,256})@")),
+    (
+        "secret",
+        re.compile(r"(?i)\bcookie[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?([^\s=;,\"']{1,128}+=[^\r\n\"']++)"),
+    ),
+    (
+        "secret",
+        re.compile(
+            r"(?i)\b(?:phpsessid|jsessionid|sess(?:ion)?[ _-]?id|sid)[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?"
+            r"([^\s\"',;]{3,}+)"
+        ),
+    ),
     ("secret", re.compile(r"(?i)\b(?:bearer|basic)[ \t:=]{1,4}+([^\s\"',;]{6,}+)")),
     (
         "secret",
@@ -52,7 +66,7 @@ _COLONS = re.compile(r"[0-9A-Fa-f]{0,4}+:[0-9A-Fa-f:.]*+")
 _RUN = re.compile(r"[A-Za-z0-9_.+/=~-]{12,}+")
 _KEY = re.compile(
     r"(?:^|[^A-Za-z0-9])(?:fp_|sk[-_]|pk[-_]|rk_|AKIA|ASIA|gh[opsur]_|github_pat_|glpat-|xox[a-z]-|AIza|hf_|"
-    r"npm_|pypi-|ya29\.)"
+    r"npm_|pypi-|ya29\.|xapp-|whsec_|dop_v1_|shp(?:at|ca|pa|ss)_|SG\.[A-Za-z0-9_-]{16})"
 )
 _HEX = re.compile(r"[0-9A-Fa-f]{32,}+")
 
@@ -72,7 +86,7 @@ class Redacted:
 def redact(text: str, max_characters: int = MAX_CHARACTERS) -> Redacted:
     """The first `max_characters` of a text, redacted."""
     seen = text[: max_characters + MARGIN]
-    spans = _merged(sorted(_spans(seen), key=lambda span: (span[0], -span[1])))
+    spans = _merged(sorted(_all_spans(seen), key=lambda span: (span[0], -span[1])))
     parts: list[str] = []
     found: Counter[str] = Counter()
     end = 0
@@ -99,21 +113,36 @@ def _merged(spans: list[Span]) -> list[Span]:
     return merged
 
 
+def _all_spans(text: str) -> Iterator[Span]:
+    """As the text stands, and as it reads; what is found in either goes."""
+    yield from _spans(text)
+    plain = plain_text(text)
+    if plain is not None:
+        for begin, end, kind in _spans(plain.text):
+            yield *plain.original(begin, end), kind
+
+
 def _spans(text: str) -> Iterator[Span]:
+    passwords_end: set[int] = set()
     for kind, pattern in _PATTERNS:
         group = pattern.groups
         for match in pattern.finditer(text):
             yield match.start(group), match.end(group), kind
-    yield from _emails(text)
+            if kind == "url_password":
+                passwords_end.add(match.end(group))
+    yield from _emails(text, passwords_end)
     yield from _ipv6(text)
     yield from _numbers(text)
     yield from _tokens(text)
 
 
-def _emails(text: str) -> Iterator[Span]:
+def _emails(text: str, passwords_end: set[int]) -> Iterator[Span]:
+    """Not where an @ ends a URL's password: that is taken out as what it is."""
     least = 0
     for match in _DOMAIN.finditer(text):
         begin = match.start()
+        if begin in passwords_end:
+            continue
         # To the left by hand: a pattern that begins anywhere would be tried everywhere.
         while begin > least and (text[begin - 1].isalnum() or text[begin - 1] in "._%+'-"):
             begin -= 1
