@@ -13,6 +13,7 @@ from pathlib import Path
 from prometheus_client.metrics_core import Metric
 
 from footplate.deployments.logs import set_line_sink
+from footplate.deployments.sparse_lines import SparseLines
 from footplate.platform.errors import SettingsError
 from footplate.platform.telemetry.allow_list import AllowList
 from footplate.platform.telemetry.otlp import OtlpWriter
@@ -31,6 +32,7 @@ class TelemetryService:
     def __init__(self, telemetry: Telemetry, metrics_interval_s: float = 15.0) -> None:
         self.telemetry = telemetry
         self._interval_s = metrics_interval_s
+        self._lines = SparseLines()
         self._reading: asyncio.Task[None] | None = None
         self._collect: Callable[[], Iterable[Metric]] | None = None
 
@@ -56,7 +58,7 @@ class TelemetryService:
         headers = {} if settings.otlp_headers_file is None else read_headers(Path(settings.otlp_headers_file))
         writer = OtlpWriter(allowed, resource)
         exporter = OtlpExporter(writer, ExportTarget(settings.otlp_endpoint, headers))
-        tracer = Tracer(exporter, settings.trace_ratio)
+        tracer = Tracer(exporter, settings.trace_ratio, trusts_client=settings.trusts_traceparent)
         return TelemetryService(Telemetry(allowed, tracer, exporter))
 
     def start(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -92,7 +94,8 @@ class TelemetryService:
         try:
             exporter.take_metrics(collect())
         except Exception as error:
-            logger.error("metrics could not be read", exc_info=error)
+            if self._lines.is_due(type(error)):
+                logger.error("metrics could not be read", exc_info=error)
 
 
 def read_headers(file: Path) -> dict[str, str]:

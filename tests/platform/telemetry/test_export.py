@@ -69,6 +69,19 @@ def test_a_slow_endpoint_holds_nobody_up_and_what_finds_no_room_is_counted(
     assert len(receiver.spans()) == 10_000 - dropped["traces"]
 
 
+def test_what_clients_force_leaves_half_of_the_queue_to_others(
+    make_telemetry: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    exporter = make_telemetry(max_spans=100, max_batch=1_000, every_s=60.0).exporter
+    for number in range(200):
+        exporter.take([span(number)], is_forced=True)
+    assert counts(exporter)["dropped"]["traces"] == 150
+    for number in range(50):
+        exporter.take([span(number)])
+    assert counts(exporter)["dropped"]["traces"] == 150
+    assert exporter.flush() and len(receiver.spans()) == 100
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_what_passes_is_tried_again(
     make_telemetry: Callable[..., Telemetry], receiver: Receiver, status: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -14,6 +14,7 @@ from footplate.engine.errors import EngineDead, EngineOverloaded
 from footplate.platform.ports import EngineBegin
 from footplate.platform.settings import Settings
 from footplate.platform.telemetry.setup import Telemetry
+from footplate.platform.telemetry.spans import Span, Tracer
 from footplate.platform.telemetry.trace_context import TraceContext
 from tests.builders import TENANT_KEY, model_card
 from tests.fakes import Script
@@ -172,6 +173,69 @@ def test_a_client_that_samples_nothing_is_not_recorded(traced: Rig, receiver: Re
     assert TRACE_ID not in {span.trace_id.hex() for span in spans.values()}
     unsampled = TraceContext.from_wire(traced.engine.journeys[0].trace)
     assert unsampled is not None and not unsampled.is_sampled
+
+
+def test_a_clients_flag_has_a_trace_recorded_that_the_ratio_would_not(
+    make_rig: Callable[..., Rig], make_telemetry: Callable[..., Telemetry], receiver: Receiver
+) -> None:
+    rig = make_rig(telemetry=make_telemetry(0.0))
+    rig.says("Hello.")
+    post(rig, CHAT, chat_body(), traceparent=f"00-{TRACE_ID}-{PARENT}-01")
+    assert {span.trace_id.hex() for span in named(receiver, 3).values()} == {TRACE_ID}
+
+
+@pytest.mark.parametrize("flag", ["00", "01"])
+@pytest.mark.parametrize(("ratio", "num_spans"), [(0.0, 0), (1.0, 2)])
+def test_who_has_no_key_has_no_say_on_what_is_recorded(
+    make_rig: Callable[..., Rig],
+    make_telemetry: Callable[..., Telemetry],
+    receiver: Receiver,
+    flag: str,
+    ratio: float,
+    num_spans: int,
+) -> None:
+    telemetry = make_telemetry(ratio)
+    rig = make_rig(telemetry=telemetry)
+    header = f"00-{TRACE_ID}-{PARENT}-{flag}"
+    assert post(rig, CHAT, chat_body(), traceparent=header, authorization="Bearer x").status_code == 401
+    assert post(rig, "/nowhere", {}, traceparent=header).status_code == 404
+    assert telemetry.exporter is not None and telemetry.exporter.flush()
+    assert [span.trace_id.hex() for span in receiver.spans()] == [TRACE_ID] * num_spans
+
+
+@pytest.mark.parametrize(("ratio", "flag", "is_recorded"), [(0.0, "01", False), (1.0, "00", True)])
+def test_without_trust_a_clients_flag_counts_for_nothing_and_its_ids_stay(
+    ratio: float, flag: str, is_recorded: bool
+) -> None:
+    tracer = Tracer(Sink(), ratio, trusts_client=False)
+    trace = tracer.begin("req_1", f"00-{TRACE_ID}-{PARENT}-{flag}".encode())
+    trace.heed_client()
+    assert (trace.is_recorded, trace.trace_id.hex()) == (is_recorded, TRACE_ID)
+
+
+def test_a_made_up_trace_id_is_chosen_by_chance_like_any() -> None:
+    """The ratio looks at ids of our own: these all end in the lowest number there is."""
+    tracer = Tracer(Sink(), 0.5)
+    header = f"00-{'1' * 16}{'0' * 16}-{PARENT}-01".encode()
+    assert 10 <= sum(tracer.begin("req_1", header).is_recorded for _ in range(100)) <= 90
+
+
+def test_only_what_the_ratio_passed_over_is_forced() -> None:
+    sink = Sink()
+    for ratio in (0.0, 1.0):
+        trace = Tracer(sink, ratio).begin("req_1", f"00-{TRACE_ID}-{PARENT}-01".encode())
+        trace.heed_client()
+        trace.end("POST", "", {}, kind=2, is_error=False)
+        trace.take(())
+    assert sink.forced == [True, True, False, False]
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.forced: list[bool] = []
+
+    def take(self, spans: Sequence[Span], is_forced: bool = False) -> None:
+        self.forced.append(is_forced)
 
 
 @pytest.mark.parametrize(("ratio", "least", "most"), [(0.0, 0, 0), (0.5, 10, 90), (1.0, 100, 100)])

@@ -57,8 +57,11 @@ def note_model(scope: Scope, model: str) -> None:
 
 
 def note_caller(scope: Scope, principal: Principal) -> None:
-    """Say who asks."""
+    """Say who asks, now that a key is known; only such a client has a say on its trace."""
     scope[_CALLER] = principal
+    trace = scope.get(TRACE)
+    if trace is not None:
+        trace.heed_client()
 
 
 class Edge:
@@ -67,7 +70,7 @@ class Edge:
     An exception that reaches this layer before the response has begun becomes an error answer; later ones end
     the connection. Every 5xx, in a status or in an error event, leaves exactly one line in the log; it names
     the exception's class, never its text: texts can quote what a client sent. Each request is a span, in the
-    client's trace where it sends a `traceparent`.
+    client's trace where it sends a `traceparent`; until a key is known only the ratio says if it is recorded.
     """
 
     def __init__(

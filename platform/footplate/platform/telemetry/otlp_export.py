@@ -6,7 +6,6 @@ one that is gone holds a request up.
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
 from collections import Counter, deque
@@ -14,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from footplate.platform.telemetry.bounded_post import Poster
 from footplate.platform.telemetry.otlp import OtlpWriter
 from footplate.platform.telemetry.spans import Span
 
@@ -70,7 +69,7 @@ class OtlpExporter:
         self._sent_all = threading.Event()
         self._is_over = False
         self._complained_at = float("-inf")
-        self._connection: http.client.HTTPConnection | None = None
+        self._poster: Poster | None = None
         self._thread = threading.Thread(target=self._run, name="footplate-telemetry", daemon=True)
 
     def start(self) -> None:
@@ -90,9 +89,10 @@ class OtlpExporter:
         self._wake.set()
         return self._sent_all.wait(timeout_s)
 
-    def take(self, spans: Sequence[Span]) -> None:
-        """As `SpanSink.take`."""
-        if len(self._spans) + len(spans) > self._limits.max_spans:
+    def take(self, spans: Sequence[Span], is_forced: bool = False) -> None:
+        """As `SpanSink.take`. Forced spans find room while the queue is less than half full."""
+        room = self._limits.max_spans // 2 if is_forced else self._limits.max_spans
+        if len(self._spans) + len(spans) > room:
             self._dropped["traces"] += len(spans)
             return
         self._spans.extend(spans)
@@ -133,8 +133,8 @@ class OtlpExporter:
             self._send_all()
             self._sent_all.set()
         self._send_all()
-        if self._connection is not None:
-            self._connection.close()
+        if self._poster is not None:
+            self._poster.close()
 
     def _send_all(self) -> None:
         while self._spans:
@@ -176,22 +176,11 @@ class OtlpExporter:
 
     def _post(self, path: str, body: bytes) -> tuple[int, float | None]:
         """The status (0: no answer) and what `Retry-After` says. What the endpoint writes is not kept."""
-        parts = urlsplit(self._target.endpoint)
-        headers = {**self._target.headers, "content-type": "application/x-protobuf"}
-        try:
-            if self._connection is None:
-                kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-                self._connection = kind(parts.hostname or "", parts.port, timeout=self._limits.timeout_s)
-            self._connection.request("POST", parts.path.rstrip("/") + path, body, headers)
-            response = self._connection.getresponse()
-            response.read()
-        except (OSError, http.client.HTTPException):
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
-            return 0, None
-        after = response.headers.get("retry-after", "")
-        return response.status, float(after) if after.isdigit() else None
+        if self._poster is None:
+            target = self._target
+            self._poster = Poster(target.endpoint, target.headers, self._limits.timeout_s)
+        status, after = self._poster.post(path, body)
+        return status, float(after) if after.isascii() and after.isdigit() else None
 
     def _complain(self, why: str) -> None:
         """One line a minute, by code: errors of connections quote URLs, and those may hold secrets."""

@@ -37,14 +37,17 @@ class TelemetrySettings(Section):
 
     `otlp_endpoint`: a receiver over HTTP, such as http://collector:4318; null exports nothing.
     `otlp_headers_file`: `name: value` lines to send with it, for its credentials. `trace_ratio`: the share
-    that is traced of the requests whose clients don't decide it. `engine_metrics_port`: replica 0 of a model
-    answers `/metrics` there, replica 1 at the next port; 0: each at a free port, which
-    `footplate_engine_metrics_port` tells; null: not at all. `engine_metrics_host`: on which address.
+    that is traced of the requests whose clients don't decide it. `trusts_traceparent`: clients whose key is
+    known decide it by the flag of their `traceparent`; false: nobody does. `engine_metrics_port`: replica 0
+    of a model answers `/metrics` there, replica 1 at the next port, or at another of the 32 from there on
+    where theirs is taken; 0: each at a free port; null: not at all. `footplate_engine_metrics_port` tells
+    which. `engine_metrics_host`: on which address.
     """
 
     otlp_endpoint: str | None = None
     otlp_headers_file: str | None = None
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    trusts_traceparent: bool = True
     prometheus: bool = True
     engine_metrics_host: str = "127.0.0.1"
     engine_metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = 0

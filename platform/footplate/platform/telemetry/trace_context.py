@@ -64,6 +64,6 @@ def new_span_id() -> bytes:
     return (_ids.getrandbits(64) or 1).to_bytes(8, "big")
 
 
-def is_chosen(trace_id: bytes, ratio: float) -> bool:
-    """Whether a trace that begins here is recorded: the same answer for all who know its id."""
-    return int.from_bytes(trace_id[8:], "big") < ratio * 2.0**64
+def is_chosen(own_id: bytes, ratio: float) -> bool:
+    """Whether what has this id is recorded, by its last 8 bytes: an id that was made here, by chance."""
+    return int.from_bytes(own_id[-8:], "big") < ratio * 2.0**64
