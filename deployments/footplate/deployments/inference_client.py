@@ -12,6 +12,7 @@ from typing import Protocol
 
 from footplate.deployments.channel.hub import EngineLink, TokenHub, TokenStream
 from footplate.deployments.replica_board import ReplicaBoard
+from footplate.deployments.sparse_lines import SparseLines
 from footplate.deployments.specs import ModelTarget, application_of
 from footplate.engine.errors import EngineDead, EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, EngineStats, ModelCard, SequenceDelta
@@ -142,6 +143,8 @@ class ChannelInferenceClient:
         self._find_handle = find_handle
         self._accept_s = accept_s
         self._refresh_s = refresh_s
+        # Of a model, whichever generation: one that can't start is tried in generation after generation.
+        self._lines = SparseLines()
         self._cards: dict[str, ModelCard] = {}
         self._generations: dict[str, dict[int, _Generation]] = {}
         # Models without a replica, which somebody asks for.
@@ -312,7 +315,8 @@ class ChannelInferenceClient:
                 raise
             except Exception as error:
                 # No replica yet, or it died: the next round tries again. Requests learn of it by themselves.
-                logger.info("replicas of %s can't be attached yet: %s", model, type(error).__name__)
+                if self._lines.is_due(model, type(error)):
+                    logger.info("replicas of %s can't be attached yet: %s", model, type(error).__name__)
                 if self._is_over(model, generation):
                     del self._generations[model][generation]
                     return

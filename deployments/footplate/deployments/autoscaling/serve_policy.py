@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from footplate.deployments.autoscaling.policy import ReplicaReport, ReplicaScaler, ScalingTarget
+from footplate.deployments.sparse_lines import SparseLines
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class ServeReplicaPolicy:
 
     def __init__(self, **target: Any) -> None:
         self._scaler = ReplicaScaler(ScalingTarget(**target))
+        self._lines = SparseLines()
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """See `AutoscalingContext`."""
@@ -34,7 +36,8 @@ class ServeReplicaPolicy:
             running = len(context.running_replicas or ())
             wanted = self._scaler.decide(reports, running, before, asked, time.monotonic())
         except Exception as error:
-            logger.warning("no decision on replicas: %s", type(error).__name__)
+            if self._lines.is_due(type(error)):
+                logger.warning("no decision on replicas: %s", type(error).__name__)
             return context.target_num_replicas, {}
         if wanted != before:
             logger.warning(

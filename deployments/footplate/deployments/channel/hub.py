@@ -17,6 +17,7 @@ from footplate.deployments.channel.address import ChannelAddress, listen
 from footplate.deployments.channel.frames import FINISH_CODES, FrameReader, Kind, Status
 from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Doorkeeper, Hello
 from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
+from footplate.deployments.sparse_lines import SparseLines
 from footplate.engine.errors import EngineDead, EngineError
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SequenceDelta
 from footplate.platform.ports import EngineBegin
@@ -266,7 +267,8 @@ class EngineLink(asyncio.Protocol):
         except ChannelError as error:
             if isinstance(error, ChannelRefused):
                 self._hub.num_refused += 1
-            logger.warning("token channel closed: %s", error)
+            if self._hub.lines.is_due("closed", str(error)):
+                logger.warning("token channel closed: %s", error)
             self.drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -387,6 +389,8 @@ class TokenHub:
         self.listener: LinkListener = _Nobody()
         # Whether a key may read metrics; None: nobody's may.
         self.key_judge: Callable[[str], Awaitable[bool]] | None = None
+        # Scrapers and whoever dials come again and again.
+        self.lines = SparseLines()
         self._judging: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str) -> None:
@@ -458,7 +462,8 @@ class TokenHub:
             try:
                 is_allowed = self.key_judge is not None and await self.key_judge(key)
             except Exception as error:
-                logger.warning("a key for metrics can't be looked up: %s", type(error).__name__)
+                if self.lines.is_due("key", type(error)):
+                    logger.warning("a key for metrics can't be looked up: %s", type(error).__name__)
                 is_allowed = False
             link.write(frames.word_frame(Kind.KEY_ANSWER, [number, int(is_allowed)]))
 

@@ -19,6 +19,7 @@ from footplate.deployments.channel.handshake import MAX_HANDSHAKE_BYTES, Dialer
 from footplate.deployments.channel.publisher import BlockPublisher
 from footplate.deployments.errors import ChannelError, ChannelRefused, FrameError
 from footplate.deployments.refusal import Refusal
+from footplate.deployments.sparse_lines import SparseLines
 from footplate.engine.errors import EngineError, EngineOverloaded
 from footplate.engine.types import EngineRequest, SequenceDelta
 from footplate.platform.ports import EngineBegin
@@ -96,7 +97,8 @@ class GatewayLink(asyncio.Protocol):
             for kind, payload in self._reader.feed(data):
                 self._receive(kind, payload)
         except ChannelError as error:
-            logger.warning("token channel closed: %s", error)
+            if self._outlet.lines.is_due("closed", str(error)):
+                logger.warning("token channel closed: %s", error)
             if not self.ready.done():
                 self.ready.set_exception(error)
             self.drop()
@@ -168,6 +170,7 @@ class TokenOutlet:
         limits: OutletLimits | None = None,
     ) -> None:
         self.limits = limits or OutletLimits()
+        self.lines = SparseLines()
         self._key = key
         self._label = label
         self._submit = submit
