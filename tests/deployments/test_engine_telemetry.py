@@ -19,6 +19,7 @@ from footplate.deployments.channel.outlet import Delivery
 from footplate.deployments.engine_metrics import HISTOGRAMS, EngineMetrics
 from footplate.deployments.errors import FrameError
 from footplate.deployments.metrics_listener import MetricsListener
+from footplate.deployments.replica_telemetry import NUM_PORTS, metrics_ports
 from footplate.engine.types import EngineRequest, EngineStats, FinishReason, SamplingParams, SequenceDelta
 from footplate.platform.access import may_scrape
 from footplate.platform.ports import EngineBegin
@@ -193,11 +194,47 @@ async def test_series_have_the_names_that_pickers_and_dashboards_read(tmp_path: 
 
 
 @asynchronous
-async def test_a_port_that_is_taken_costs_the_replica_nothing(tmp_path: Path) -> None:
-    async with connected(tmp_path) as pair, answering(pair, metrics_of()) as url:
-        listener = MetricsListener(metrics_of().exposition, pair.outlet.may_scrape)
-        assert await listener.start("127.0.0.1", int(url.rpartition(":")[2])) == 0
-        await listener.close()
+async def test_a_port_that_is_taken_is_had_once_it_is_free(tmp_path: Path) -> None:
+    async with connected(tmp_path) as pair:
+        before, after = (
+            MetricsListener(metrics_of().exposition, pair.outlet.may_scrape, retry_s=0.01) for _ in range(2)
+        )
+        port = await before.start("127.0.0.1", 0)
+        assert await after.start("127.0.0.1", port) == 0
+        await before.close()
+        assert before.port == 0
+        await until(lambda: after.port == port)
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(f"http://127.0.0.1:{port}/metrics")).status_code == 401
+        await after.close()
+
+
+@asynchronous
+async def test_whose_port_is_taken_answers_at_another_until_it_has_its_own(tmp_path: Path) -> None:
+    async with connected(tmp_path) as pair, httpx.AsyncClient() as http:
+        made = [
+            MetricsListener(metrics_of().exposition, pair.outlet.may_scrape, retry_s=0.01) for _ in range(4)
+        ]
+        old, other, new, late = made
+        ports = [await old.start("127.0.0.1", 0), await other.start("127.0.0.1", 0)]
+        free = await late.start("127.0.0.1", 0)
+        await late.close()
+        assert await new.start("127.0.0.1", ports[0], (ports[1], free)) == free
+        assert (await http.get(f"http://127.0.0.1:{free}/metrics")).status_code == 401
+        await old.close()
+        await until(lambda: new.port == ports[0])
+        assert (await http.get(f"http://127.0.0.1:{new.port}/metrics")).status_code == 401
+        await asyncio.gather(*(each.close() for each in made))
+
+
+def test_replicas_have_ports_of_their_own_and_share_the_rest() -> None:
+    assert metrics_ports(0, 3) == [0]
+    assert metrics_ports(9471, 0) == list(range(9471, 9471 + NUM_PORTS))
+    assert metrics_ports(9471, 2)[:2] == [9473, 9474] and set(metrics_ports(9471, 2)) == set(
+        range(9471, 9471 + NUM_PORTS)
+    )
+    assert metrics_ports(9471, 40)[:1] == [9511]
+    assert max(metrics_ports(65_530, 9)) == 65_535
 
 
 @asynchronous

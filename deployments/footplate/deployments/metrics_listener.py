@@ -10,7 +10,7 @@ import hashlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ _MAX_CONNECTIONS = 32
 _MAX_REMEMBERED = 64
 # A key that is revoked is refused within two seconds.
 REMEMBERED_S = 1.0
+RETRY_S = 2.0
 MayScrape = Callable[[str], Awaitable[bool]]
 
 
@@ -43,21 +44,68 @@ class MetricsListener:
         exposition: Callable[[], bytes],
         may_scrape: MayScrape,
         clock: Callable[[], float] = time.monotonic,
+        retry_s: float = RETRY_S,
     ) -> None:
+        # Where it listens; 0: nowhere yet.
+        self.port = 0
         self._clock = clock
+        self._retry_s = retry_s
         self._exposition = exposition
         self._may_scrape = may_scrape
         self._remembered: dict[bytes, tuple[float, bool]] = {}
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._serving: dict[asyncio.Task[None], _Server] = {}
+        self._seeking: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; port 0 takes a free one. Gives the port, or 0 where that can't be had, and says so."""
-        try:
-            listener = socket.create_server((host, port), backlog=_MAX_CONNECTIONS)
-        except OSError as error:
-            logger.error("a replica's /metrics can't listen at port %d: %s", port, type(error).__name__)
-            return 0
+    async def start(self, host: str, port: int, others: Sequence[int] = ()) -> int:
+        """Listen at `port` (0: a free one), or at the first of `others` that is free. Gives the port, or 0.
+
+        One that finds its port taken, as by the generation before it, tries again until it has it.
+        """
+        wanted = (port, *others)
+        why = self._listen(host, wanted)
+        if why is not None:
+            logger.warning(
+                "a replica's /metrics can't have port %d (%s); it has %d (0: none) and tries again",
+                port,
+                why,
+                self.port,
+            )
+            self._seeking = asyncio.create_task(self._seek(host, wanted), name="engine-metrics-port")
+        return self.port
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._seeking is not None:
+            self._seeking.cancel()
+            await asyncio.gather(self._seeking, return_exceptions=True)
+        for server in self._serving.values():
+            server.should_exit = server.force_exit = True
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        self.port = 0
+
+    async def _seek(self, host: str, wanted: Sequence[int]) -> None:
+        while self._listen(host, wanted) is not None:
+            await asyncio.sleep(self._retry_s)
+
+    def _listen(self, host: str, wanted: Sequence[int]) -> str | None:
+        """Take the first port that is free, unless it has a better one; why it isn't the very first."""
+        why: str | None = None
+        for port in wanted:
+            if port and port == self.port:
+                break
+            try:
+                listener = socket.create_server((host, port), backlog=_MAX_CONNECTIONS)
+            except OSError as error:
+                why = why or type(error).__name__
+                continue
+            for server in self._serving.values():
+                server.should_exit = True  # it answers whom it has begun to answer
+            self._serve(listener)
+            self.port = int(listener.getsockname()[1])
+            break
+        return why
+
+    def _serve(self, listener: socket.socket) -> None:
         config = uvicorn.Config(
             self._answer,
             interface="asgi3",
@@ -72,15 +120,10 @@ class MetricsListener:
             h11_max_incomplete_event_size=16_384,
             server_header=False,
         )
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve([listener]), name="engine-metrics")
-        return int(listener.getsockname()[1])
-
-    async def close(self) -> None:
-        """Stop listening."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = self._server.force_exit = True
-            await asyncio.gather(self._serving, return_exceptions=True)
+        server = _Server(config)
+        serving = asyncio.create_task(server.serve([listener]), name="engine-metrics")
+        self._serving[serving] = server
+        serving.add_done_callback(lambda done: self._serving.pop(done, None))
 
     async def _answer(self, scope: MutableMapping[str, Any], _: Any, send: Any) -> None:
         if scope["type"] != "http":

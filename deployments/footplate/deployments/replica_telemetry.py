@@ -15,6 +15,20 @@ from footplate.platform.telemetry.setup import Telemetry
 
 logger = logging.getLogger(__name__)
 _MAX_PORT = 65_535
+NUM_PORTS = 32
+
+
+def metrics_ports(first: int, index: int) -> list[int]:
+    """Where replica `index` of a model may answer `/metrics`, best first; 0 is any free port.
+
+    Its own is `first` + `index`. Models and generations of one node share the ports from `first` on.
+    """
+    if not first:
+        return [0]
+    ports = [first + (index + step) % NUM_PORTS for step in range(NUM_PORTS)]
+    if index >= NUM_PORTS:
+        ports.insert(0, first + index)
+    return [port for port in ports if port <= _MAX_PORT]
 
 
 class ReplicaTelemetry:
@@ -34,16 +48,19 @@ class ReplicaTelemetry:
             service = TelemetryService(Telemetry())
         self._service = service
         self._ray: RayMetrics | None = None
-        self.metrics_port = 0
+
+    @property
+    def metrics_port(self) -> int:
+        """Where it answers `/metrics` now; 0: nowhere."""
+        return self._listener.port
 
     async def start(self) -> None:
         """Begin."""
         self._service.start(self._metrics.collect)
         port = self._settings.engine_metrics_port
         if port is not None and self._settings.prometheus:
-            wanted = port + self._index if port else 0
-            if wanted <= _MAX_PORT:
-                self.metrics_port = await self._listener.start(self._settings.engine_metrics_host, wanted)
+            own, *others = metrics_ports(port, self._index)
+            await self._listener.start(self._settings.engine_metrics_host, own, others)
         self._ray = ray_metrics(self._metrics)
         if self._ray is not None:
             self._ray.start()
