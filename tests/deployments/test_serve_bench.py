@@ -212,6 +212,41 @@ def test_a_stream_that_fails_is_an_error_by_kind(tail: bytes, error: str | None)
     assert reader.error == error
 
 
+@pytest.mark.parametrize(
+    ("usages", "is_bad"),
+    [
+        ([{"completion_tokens": 5, "prompt_tokens": 90}], False),
+        ([{"completion_tokens": 1}, {"completion_tokens": 1}, {"completion_tokens": 5}], False),
+        ([{"completion_tokens": None, "prompt_tokens_details": None}], False),
+        ([{"completion_tokens": 6}], True),
+        ([{"completion_tokens": 10**18}, {"completion_tokens": 5}], True),
+        ([{"completion_tokens": 3}, {"completion_tokens": 2}], True),
+        ([{"completion_tokens": -1}], True),
+        ([{"completion_tokens": "5"}], True),
+        ([{"completion_tokens": True}], True),
+        ([{"prompt_tokens": 101}], True),
+        ([{"prompt_tokens_details": {"cached_tokens": 101}}], True),
+    ],
+)
+def test_counts_that_can_not_be_are_seen(usages: list[dict[str, object]], is_bad: bool) -> None:
+    reader = StreamReader()
+    for usage in usages:
+        reader.feed(event(choices=[{"text": "a"}], usage=usage), 0.0)
+    assert reader.is_usage_bad(5, 100) is is_bad
+    assert reader.error is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "most"),
+    [({}, 9), ({"max_completion_tokens": 20}, 20), ({"n": 3}, 27), ({"max_tokens": None}, None)],
+)
+def test_what_a_request_asks_for_bounds_what_it_can_be_told(
+    extra: dict[str, object], most: int | None
+) -> None:
+    found = Form("completions", "m", extra=extra).most_tokens(Prompt([1, 2], 9))
+    assert found.output == most and 2 <= found.input < 20_000
+
+
 def test_the_same_seed_sends_the_same_prompts_and_each_level_others() -> None:
     def texts(load: Load, level: int) -> list[list[Prompt]]:
         return list(islice(load.chains(level, 5), 5))

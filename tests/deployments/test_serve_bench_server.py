@@ -82,7 +82,8 @@ class PacedServer:
         if body["max_tokens"] > 1:
             self.spans_s.append(time.perf_counter() - begun)
         words = len(body["messages"][0]["content"].split())
-        usage = {"prompt_tokens": words + TEMPLATE_TOKENS, "completion_tokens": count}
+        told = {"boasts": 10**18, "counts-back": -1, "guesses": 2.5, "agrees": True}.get(model, count)
+        usage = {"prompt_tokens": words + TEMPLATE_TOKENS, "completion_tokens": told}
         await _event(send, {"choices": [], "usage": usage})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
@@ -172,6 +173,7 @@ def test_several_tokens_in_an_event_are_counted_by_the_usage(server: PacedServer
         ("breaks", "stream_error:server_error"),
         ("cut", "cut"),
         ("dropped", "cut"),
+        *((model, "bad_usage") for model in ("boasts", "counts-back", "guesses", "agrees")),
     ],
 )
 def test_what_fails_is_counted_by_kind(server: PacedServer, tmp_path: Path, model: str, error: str) -> None:

@@ -249,7 +249,7 @@ def _verdict(done: Run) -> None:
     """What keeps the figures from being good ends the command with code 1."""
     if done.is_interrupted:
         raise CommandError("interrupted; what was measured until then is shown and written")
-    if any(level["client"]["is_late"] for level in done.levels):
+    if any(level["client"]["is_late"] or "bad_usage" in level["errors"] for level in done.levels):
         raise CommandError(
             "the client was late, so these figures are not the server's: "
             "give it a core of its own, or ask for less"

@@ -13,7 +13,7 @@ import msgspec
 
 from footplate.deployments.serve_bench.figures import Client, Level, Sample
 from footplate.deployments.serve_bench.http_stream import Answer, StreamClient
-from footplate.deployments.serve_bench.prompts import PATHS, Form, Prompt
+from footplate.deployments.serve_bench.prompts import PATHS, Form, MostTokens, Prompt
 from footplate.engine.bench.workloads import arrivals
 
 LAG_CHECK_S = 0.005
@@ -138,7 +138,7 @@ class Driver:
         except OSError:
             self._samples.append(Sample(due_s, sent_s, time.perf_counter(), error="no_connection"))
         else:
-            self._samples.append(sample_of(answer, due_s, sent_s))
+            self._samples.append(sample_of(answer, due_s, sent_s, self._form.most_tokens(prompt)))
 
     async def _measured(
         self, name: str, value: float, begun: float, work: list[Coroutine[Any, Any, None]]
@@ -175,8 +175,11 @@ class Driver:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def sample_of(answer: Answer, due_s: float, sent_s: float) -> Sample:
-    """What an answer comes to. An error is named by its kind, never by what the server said."""
+def sample_of(answer: Answer, due_s: float, sent_s: float, most: MostTokens | None = None) -> Sample:
+    """What an answer comes to. An error is named by its kind, never by what the server said.
+
+    `most`: what its request can have taken; counts beyond are `bad_usage`.
+    """
     stream = answer.stream
     error: str | None = None
     if answer.status == 0 or (stream is None and answer.fault is not None):
@@ -187,7 +190,10 @@ def sample_of(answer: Answer, due_s: float, sent_s: float) -> Sample:
         error = "no_stream"
     else:
         stream.end()
-        error = stream.error or answer.fault or (None if stream.arrivals else "no_output")
+        error = stream.error or answer.fault
+        is_bad = stream.is_usage_bad(*((most.output, most.input) if most else ()))
+        error = error or ("bad_usage" if is_bad else None)
+        error = error or (None if stream.arrivals else "no_output")
     return Sample(
         due_s,
         sent_s,

@@ -14,6 +14,9 @@ _CODE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 # Where a chat's delta carries output; a role alone, or an empty text, is none.
 _OUTPUT = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
 
+# What is read of a usage; output comes first.
+_COUNTS = (("completion_tokens",), ("prompt_tokens",), ("prompt_tokens_details", "cached_tokens"))
+
 
 class StreamReader:
     """Takes the bytes of one answer as they come; afterwards it says what they were.
@@ -29,6 +32,8 @@ class StreamReader:
         self.is_done = False
         self._rest = b""
         self._num_told: int | None = 0
+        self._most_told = 0
+        self._has_bad_usage = False
 
     def feed(self, data: bytes, at_s: float) -> None:
         """One read of the socket, made at this time."""
@@ -77,6 +82,7 @@ class StreamReader:
         """Tokens of this event: by a running usage, or by their ids."""
         usage = event.get("usage")
         if isinstance(usage, dict):
+            self._check(usage)
             self.usage = usage
         if not isinstance(choice, dict):
             return None
@@ -94,12 +100,39 @@ class StreamReader:
     def _fail(self, kind: str) -> None:
         self.error = self.error or kind
 
+    def _check(self, usage: dict[str, Any]) -> None:
+        """Each usage that comes: one that runs along tells how many tokens each event held."""
+        counts = [_told_in(usage, path) for path in _COUNTS]
+        known = [count for count in counts if _is_count(count)]
+        num_output = counts[0] if _is_count(counts[0]) else self._most_told
+        is_less = num_output < self._most_told
+        self._has_bad_usage |= is_less or len(known) < len(counts) - counts.count(None)
+        self._most_told = max(self._most_told, num_output)
+
+    def is_usage_bad(self, max_output: int | None = None, max_input: int | None = None) -> bool:
+        """Whether the server counted what can't be: no whole number, fewer than before, more than these."""
+        num_input = self.count("prompt_tokens") or 0
+        num_cached = self.count("prompt_tokens_details", "cached_tokens") or 0
+        return (
+            self._has_bad_usage
+            or (max_output is not None and self._most_told > max_output)
+            or (max_input is not None and max(num_input, num_cached) > max_input)
+        )
+
     def count(self, *path: str) -> int | None:
         """A number of the usage, such as `completion_tokens`; None where the server told none."""
-        found: Any = self.usage
-        for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, int) else None
+        found = _told_in(self.usage, path)
+        return found if _is_count(found) else None
+
+
+def _told_in(usage: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        usage = usage.get(name) if isinstance(usage, dict) else None
+    return usage
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _has_output(choice: dict[str, Any]) -> bool:

@@ -21,6 +21,8 @@ _WORDS = (
     " born before through until states game day up well several including him family early number any so out"
     " life work place area film same began name each series because people music house war group book party"
 ).split()
+# At most, of a template with a prompt of the server's own.
+TEMPLATE_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class MostTokens:
+    """What a request can have taken. `output` None: its own extras leave that open."""
+
+    output: int | None
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """How a prompt is asked for, as the server takes it."""
 
@@ -102,3 +112,12 @@ class Form:
         if self.ignores_eos:
             body["ignore_eos"] = True
         return body | dict(self.extra)
+
+    def most_tokens(self, prompt: Prompt) -> MostTokens:
+        """A token is at least a byte of what was sent; a template and a server's own prompt come on top."""
+        body = self.body(prompt)
+        length, count = body.get("max_completion_tokens", body["max_tokens"]), body.get("n", 1)
+        is_bound = type(length) is int and type(count) is int
+        num_sent = len(prompt.text.encode()) if isinstance(prompt.text, str) else len(prompt.text)
+        num_extra = sum(len(str(value)) for value in self.extra.values())
+        return MostTokens(length * count if is_bound else None, num_sent + num_extra + TEMPLATE_TOKENS)

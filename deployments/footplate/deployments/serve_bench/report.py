@@ -36,6 +36,10 @@ def level_lines(figures: dict[str, Any]) -> list[str]:
             f"{client['cpu_share']:.0%} of a core"
         )
     lines += [f"{'':>16} NOT GOOD: the client was late: {reason}" for reason in client["reasons"]]
+    if num_bad := figures["errors"].get("bad_usage"):
+        lines.append(
+            f"{'':>16} NOT GOOD: {num_bad} requests left out: the server counts tokens that can't have been"
+        )
     if figures["errors"]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in figures["errors"].items())
         lines.append(f"{'':>16} failed: {kinds}")
