@@ -21,6 +21,7 @@ from footplate.engine.capacity import (
 )
 from footplate.engine.weights.model_config import ModelConfig, config_from_json, read_config
 from footplate.engine.weights.source import resolve_source
+from footplate.platform.cli.errors import CommandError
 from tests.engine.conftest import GEMMA3, SMOLLM2, MakeEngine
 
 SHAPES = Path(__file__).parents[2] / "engine" / "benchmarks" / "models"
@@ -127,3 +128,13 @@ def test_the_command_explains_itself_and_refuses_what_it_does_not_know(config_fi
     assert (told_json["plan"]["fits"], told_json["plan"]["kv_bytes_per_token"]) == (False, 327_680)
     assert runner.invoke(application, ["plan", f"dummy:{config_file}", "--gpu", "H1000"]).exit_code == 1
     assert runner.invoke(application, ["plan", "dummy:/nowhere.json"]).exit_code == 1
+    assert runner.invoke(application, ["plan", f"dummy:{config_file}", "--price", "1e400"]).exit_code == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"head_dim": 0}', '{"hidden_size": 8192.5}'])
+def test_the_command_refuses_a_model_of_no_sense_with_a_sentence(config_file: Path, text: str) -> None:
+    content = text if text[0] == "[" else json.dumps(json.loads(config_file.read_text()) | json.loads(text))
+    config_file.write_text(content)
+    told = CliRunner().invoke(application, ["plan", f"dummy:{config_file}"])
+    assert told.exit_code == 1
+    assert isinstance(told.exception, CommandError), told.exception

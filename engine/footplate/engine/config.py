@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -11,6 +12,13 @@ from footplate.engine.errors import LoadError
 Auto = Literal["auto"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 POLICIES = ("fcfs", "priority", "fair")
+# Above what any machine serves; tables of the engine grow with them, and would be said to lack memory.
+_MOST = {
+    "max_num_seqs": 16_384,
+    "max_num_batched_tokens": 1 << 20,
+    "block_size": 4096,
+    "max_waiting": 1 << 20,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,11 @@ class EngineConfig:
         _check_choice("kv_dtype", self.kv_dtype, DTYPES)
         _check_choice("policy", self.policy, POLICIES)
         _check_choice("quantization", self.quantization, ("none",))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise LoadError(f"engine.{name} is {getattr(self, name)}; it must be at least 1")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise LoadError(f"engine.{name} is {getattr(self, name)}; it must be from 1 to {most}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise LoadError(f"engine.device is {self.device!r}; it must be auto, cpu, cuda or cuda:NUMBER")
         for name, least in (("batch_class_tokens", 0), ("batch_step_tokens", 1)):
             value = getattr(self, name)
             if value != "auto" and value < least:

@@ -90,7 +90,7 @@ def test_llama_3_files_carry_rope_factors_as_a_tensor(tmp_path: Path) -> None:
         ({"llama__block_count": "two"}, "llama.block_count"),
         ({"llama__block_count": 1 << 31}, "num_layers"),
         ({"llama__attention__head_count_kv": 3}, "KV heads"),
-        ({"llama__attention__head_count": 0, "llama__rope__dimension_count": None}, "num_heads"),
+        ({"llama__attention__head_count": 0, "llama__rope__dimension_count": None}, "head_count is 0"),
         ({"llama__rope__dimension_count": 8}, "dimension_count"),
         ({"llama__rope__scaling__type": "longrope", "llama__rope__scaling__factor": 2.0}, "longrope"),
         ({"llama__expert_count": 8}, "mixture"),
@@ -173,3 +173,79 @@ def test_yarn_warms_attention_and_blends_by_turns() -> None:
     plain, scaled = RopeConfig().inverse_frequencies(64), rope.inverse_frequencies(64)
     assert rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
     assert (scaled[0], scaled[-1]) == (plain[0], pytest.approx(plain[-1] / 4))
+
+
+@pytest.mark.parametrize("base", [LLAMA, GEMMA])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("hidden_size", "head_dim", "vocab_size")
+            for value in (0, -1, 64.5, "64")
+        ),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 0),
+        ("num_hidden_layers", 2.5),
+        ("intermediate_size", math.nan),
+        ("max_position_embeddings", 10**400),
+        ("rms_norm_eps", math.nan),
+        ("rms_norm_eps", 0),
+        ("rope_theta", math.inf),
+        ("rope_theta", 1),
+        ("torch_dtype", "int3"),
+        ("eos_token_id", "two"),
+        ("eos_token_id", [1, 2.5]),
+        ("sliding_window", -1),
+        ("rope_scaling", [1]),
+        ("rope_parameters", 7),
+        ("architectures", 5),
+    ],
+)
+def test_values_that_no_model_has_are_refused_by_file_and_field(
+    tmp_path: Path, base: dict[str, Any], field: str, value: Any
+) -> None:
+    with pytest.raises(LoadError, match=rf"config\.json: {field}"):
+        _hf(tmp_path, base, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sliding_window_pattern", 0),
+        ("layer_types", 3),
+        ("layer_types", [[]]),
+        ("hidden_activation", []),
+        ("query_pre_attn_scalar", 0),
+        ("rope_local_base_freq", math.inf),
+        ("final_logit_softcapping", -1),
+    ],
+)
+def test_what_only_gemma_has_is_refused_likewise(tmp_path: Path, field: str, value: Any) -> None:
+    with pytest.raises(LoadError, match=r"config\.json: "):
+        _hf(tmp_path, GEMMA, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        (LLAMA3 | {"factor": math.inf}, "factor"),
+        (LLAMA3 | {"low_freq_factor": 4.0}, "low_freq_factor"),
+        (LLAMA3 | {"original_max_position_embeddings": 0.5}, "original_max_position_embeddings"),
+        ({"type": "yarn", "factor": 4, "beta_fast": math.nan}, "beta_fast"),
+        ({"type": "yarn", "factor": 4, "attention_factor": "x"}, "attention_factor"),
+    ],
+)
+def test_rope_scaling_of_no_sense_is_refused(tmp_path: Path, scaling: dict[str, Any], told: str) -> None:
+    with pytest.raises(LoadError, match=rf"config\.json: rope scaling.* {told}"):
+        _hf(tmp_path, LLAMA, rope_scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    "key", ["attention.key_length", "embedding_length", "attention.head_count", "rope.freq_base"]
+)
+def test_a_gguf_value_of_zero_is_refused_by_its_key(tmp_path: Path, key: str) -> None:
+    metadata = llama_metadata()
+    path = write_gguf(tmp_path / "m.gguf", metadata | {f"llama.{key}": 0}, llama_tensors())
+    with pytest.raises(LoadError, match=rf"llama\.{key} is 0"):
+        config_from_gguf(GgufFile(path))

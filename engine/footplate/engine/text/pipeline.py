@@ -13,11 +13,11 @@ from footplate.engine.text.detokenizer import TokenTexts
 from footplate.engine.text.tokenizer import (
     Tokenizer,
     placeholder_tokenizer,
-    read_json,
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
 from footplate.engine.types import SamplingParams
+from footplate.engine.weights.files import read_bounded, read_json_object
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.source import ModelSource, resolve_source
 
@@ -170,7 +170,7 @@ def _load_dummy(source: ModelSource) -> tuple[Tokenizer, str | None]:
     folder = source.path.parent
     if (folder / "tokenizer.json").is_file():
         return tokenizer_from_folder(folder), _folder_template(folder)
-    return placeholder_tokenizer(read_json(source.path)), None
+    return placeholder_tokenizer(read_json_object(source.path)), None
 
 
 _LOADERS = {"gguf": _load_gguf, "hf": _load_folder, "dummy": _load_dummy}
@@ -182,7 +182,7 @@ def _folder_template(folder: Path) -> str | None:
     if path.is_file():
         return _read_template(path)
     config = folder / "tokenizer_config.json"
-    template: Any = read_json(config).get("chat_template") if config.is_file() else None
+    template: Any = read_json_object(config).get("chat_template") if config.is_file() else None
     if isinstance(template, list):
         by_name = {
             entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)
@@ -198,12 +198,8 @@ def check_template_file(path: Path) -> None:
 
 def _read_template(path: Path) -> str:
     try:
-        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
-            raise LoadError(f"{path}: a chat template above {_MAX_TEMPLATE_BYTES} bytes is not read")
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise LoadError(f"{path}: the chat template can't be read ({error.strerror})") from None
-    except ValueError:
+        return read_bounded(path, _MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
         raise LoadError(f"{path}: the chat template is not UTF-8") from None
 
 

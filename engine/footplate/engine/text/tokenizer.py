@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,15 @@ from footplate.engine.errors import InvalidRequest, LoadError
 from footplate.engine.text.byte_level import PRE_TOKENIZATIONS, ByteLevelEncoder, build_byte_level
 from footplate.engine.text.sentencepiece import SPACE_MARK, SentencePieceEncoder, byte_fallback_ids
 from footplate.engine.text.vocabulary import Vocabulary, byte_level_bytes, byte_token_value, end_ids
+from footplate.engine.weights.config_values import checked_ids, checked_integer
+from footplate.engine.weights.files import (
+    MAX_TOKENIZER_BYTES,
+    parse_json_object,
+    read_bounded,
+    read_json_object,
+)
 
+MAX_VOCABULARY = 1 << 24
 # `tokenizer.ggml.token_type`
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
@@ -189,15 +196,21 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         LoadError: `tokenizer.json` is missing, damaged, or decodes in a way we do not know.
     """
     path = folder / "tokenizer.json"
-    described = read_json(path)
+    if not path.exists():
+        raise LoadError(f"{path} is missing")
+    text = read_bounded(path, MAX_TOKENIZER_BYTES)
+    described = parse_json_object(path, text)
     try:
-        fast = FastTokenizer.from_str(path.read_text("utf-8"))
+        fast = FastTokenizer.from_str(text.decode("utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise LoadError(f"{path}: can't be loaded ({error})") from None
     fast.no_truncation()
     fast.no_padding()
-    added = {entry["id"]: entry for entry in described.get("added_tokens", [])}
-    special = {token_id: entry["content"] for token_id, entry in added.items() if entry.get("special")}
+    try:
+        added = {entry["id"]: entry for entry in described.get("added_tokens") or ()}
+        special = {token_id: entry["content"] for token_id, entry in added.items() if entry.get("special")}
+    except (KeyError, TypeError, AttributeError):
+        raise LoadError(f"{path}: added_tokens is no list of objects with id and content") from None
     prefix, suffix = _surrounding_ids(fast)
     eos = _folder_eos_ids(folder, fast)
     return Tokenizer(
@@ -213,19 +226,6 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises LoadError naming the file when it is missing or no JSON object."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise LoadError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: can't be read as JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise LoadError(f"{path}: holds no JSON object")
-    return value
-
-
 def _surrounding_ids(fast: FastTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the file's own post-processor puts before and after a text."""
     bare = fast.encode("a", add_special_tokens=False).ids
@@ -238,10 +238,10 @@ def _surrounding_ids(fast: FastTokenizer) -> tuple[tuple[int, ...], tuple[int, .
 
 def _folder_eos_ids(folder: Path, fast: FastTokenizer) -> list[int]:
     generation, config = folder / "generation_config.json", folder / "tokenizer_config.json"
-    named: Any = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    named: Any = read_json_object(generation).get("eos_token_id") if generation.is_file() else None
     if named is not None:
-        return list(named) if isinstance(named, list) else [named]
-    token: Any = read_json(config).get("eos_token") if config.is_file() else None
+        return list(checked_ids(named, f"{generation}: eos_token_id"))
+    token: Any = read_json_object(config).get("eos_token") if config.is_file() else None
     text = token.get("content") if isinstance(token, dict) else token
     token_id = fast.token_to_id(text) if isinstance(text, str) else None
     return [] if token_id is None else [token_id]
@@ -258,7 +258,10 @@ def _folder_token_bytes(
     else:
         raise LoadError(f"{path}: decoder {sorted(kinds)} is not known; known are ByteLevel and ByteFallback")
     vocabulary: dict[str, int] = fast.get_vocab(with_added_tokens=True)
-    table = [b""] * (max(vocabulary.values()) + 1)
+    size = max(vocabulary.values(), default=0) + 1
+    if size > MAX_VOCABULARY:
+        raise LoadError(f"{path}: a token has the id {size - 1}, {MAX_VOCABULARY - 1} is the limit")
+    table = [b""] * size
     for text, token_id in vocabulary.items():
         table[token_id] = text.encode() if token_id in added else to_bytes(text)
     return table
@@ -283,9 +286,7 @@ class _ByteEncoder:
 
 def placeholder_tokenizer(config: Mapping[str, Any]) -> Tokenizer:
     """For random weights without a tokenizer: ids below 256 are bytes, the others write their own number."""
-    size = max(256, int(config.get("vocab_size", 256)))
-    eos = config.get("eos_token_id")
-    ids = eos if isinstance(eos, list) else [eos]
-    ends = tuple(token_id for token_id in ids if isinstance(token_id, int))
+    size = max(256, checked_integer(config.get("vocab_size", 256), "config.json: vocab_size"))
+    ends = checked_ids(config.get("eos_token_id"), "config.json: eos_token_id")
     table = [bytes([token_id]) if token_id < 256 else b" %d" % token_id for token_id in range(size)]
     return Tokenizer(_ByteEncoder(), Vocabulary(table, frozenset(ends) - set(range(256)), eos_token_ids=ends))

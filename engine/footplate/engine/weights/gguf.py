@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from footplate.engine.errors import LoadError
+from footplate.engine.weights.files import open_regular
 
 MAX_DIMENSIONS = 4
 MAX_STRING_BYTES = 1 << 24  # a chat template is some tens of kilobytes
@@ -213,7 +214,7 @@ class GgufFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file can't be mapped
             raise LoadError(f"{self.path}: can't be opened as a GGUF file ({error})") from None
@@ -242,7 +243,8 @@ class GgufFile:
 def _read_header(reader: _Reader) -> tuple[int, int]:
     magic = reader.data[reader.skip(4, "magic") : 4]
     if magic != b"GGUF":
-        raise reader.fail("magic", f"is {magic!r}, not b'GGUF'")
+        # What stands there instead is not told: it may be anybody's file.
+        raise reader.fail("magic", "is not b'GGUF'")
     version = reader.u32("version")
     if version not in _SUPPORTED_VERSIONS:
         raise reader.fail("version", f"is {version}, supported are 2 and 3 in little endian")

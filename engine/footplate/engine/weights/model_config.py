@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from footplate.engine.errors import LoadError
+from footplate.engine.weights.config_values import checked_ids, checked_integer, checked_number
+from footplate.engine.weights.files import read_json_object
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.rope_config import RopeConfig, rope_from_scaling, yarn_attention_factor
 from footplate.engine.weights.source import ModelSource
 
 _MAX_LAYERS = 1024  # checked before anything is made for each layer
+_STORED_DTYPES = ("float32", "bfloat16", "float16")
 _GEMMA3_GLOBAL_EVERY = 6  # five sliding layers, then a global one
 _GEMMA3_LOCAL_THETA = 10000.0
 _GEMMA3_27B_LAYERS = 62  # the one Gemma 3 whose attention scale is not from the head size
@@ -118,21 +119,15 @@ class _GgufKeys:
         self.file = file
         self.prefix = prefix
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.file.metadata.get(f"{self.prefix}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise LoadError(
-                f"{self.file.path}: metadata {self.prefix}.{key} is {value!r}, a number is needed"
-            )
-        return value
+    def number(self, key: str, default: float | None = None, *, zero: bool = False) -> float:
+        return checked_number(*self._value(key, default), zero=zero)
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.number(key, default)
-        if value != int(value):
-            raise LoadError(
-                f"{self.file.path}: metadata {self.prefix}.{key} is {value!r}, an integer is needed"
-            )
-        return int(value)
+    def integer(self, key: str, default: int | None = None, *, zero: bool = False) -> int:
+        return checked_integer(*self._value(key, default), zero=zero)
+
+    def _value(self, key: str, default: float | None) -> tuple[Any, str]:
+        name = f"{self.prefix}.{key}"
+        return self.file.metadata.get(name, default), f"{self.file.path}: metadata {name}"
 
     def has(self, key: str) -> bool:
         return f"{self.prefix}.{key}" in self.file.metadata
@@ -141,14 +136,14 @@ class _GgufKeys:
         """The fields both architectures share."""
         metadata = self.file.metadata
         hidden_size, num_heads = self.integer("embedding_length"), self.integer("attention.head_count")
-        head_dim = self.integer("attention.key_length", hidden_size // max(num_heads, 1))
+        head_dim = self.integer("attention.key_length", hidden_size // num_heads)
         if self.integer("attention.value_length", head_dim) != head_dim:
             raise LoadError(f"{self.file.path}: keys and values of different head sizes are not supported")
         if self.integer("rope.dimension_count", head_dim) != head_dim:
             raise LoadError(
                 f"{self.file.path}: {self.prefix}.rope.dimension_count below the head size is not supported"
             )
-        if self.integer("expert_count", 0):
+        if self.integer("expert_count", 0, zero=True):
             raise LoadError(f"{self.file.path}: mixture-of-experts models are not supported")
         eos = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
         bos = metadata.get("tokenizer.ggml.bos_token_id")
@@ -170,6 +165,8 @@ class _GgufKeys:
 
     def rope(self, default_theta: float, local_theta: float | None = None) -> RopeConfig:
         theta = float(self.number("rope.freq_base", default_theta))
+        if theta <= 1:
+            raise LoadError(f"{self.file.path}: metadata {self.prefix}.rope.freq_base must be above 1")
         kind = str(self.file.metadata.get(f"{self.prefix}.rope.scaling.type", "none"))
         if "rope_freqs.weight" in self.file.tensors:
             if kind != "none":
@@ -204,8 +201,10 @@ class _GgufKeys:
             raise LoadError(
                 f"{self.file.path}: tensor 'rope_freqs.weight' is {info.type.name}, F32 is needed"
             )
-        factors = self.file.raw("rope_freqs.weight").tobytes()
-        return tuple(float(value) for value in np.frombuffer(factors, "<f4"))
+        factors = np.frombuffer(self.file.raw("rope_freqs.weight").tobytes(), "<f4")
+        if not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise LoadError(f"{self.file.path}: tensor 'rope_freqs.weight' holds no factors above 0")
+        return tuple(float(value) for value in factors)
 
 
 def _llama_from_gguf(keys: _GgufKeys) -> ModelConfig:
@@ -213,16 +212,16 @@ def _llama_from_gguf(keys: _GgufKeys) -> ModelConfig:
     return ModelConfig(
         **shape,
         rope=keys.rope(default_theta=10000.0),
-        layer_windows=(keys.integer("attention.sliding_window", 0),) * shape["num_layers"],
+        layer_windows=(keys.integer("attention.sliding_window", 0, zero=True),) * shape["num_layers"],
         activation="silu",
-        attention_scale=keys.number("attention.scale", 0.0) or shape["head_dim"] ** -0.5,
+        attention_scale=keys.number("attention.scale", 0.0, zero=True) or shape["head_dim"] ** -0.5,
     )
 
 
 def _gemma3_from_gguf(keys: _GgufKeys) -> ModelConfig:
     shape = keys.shape()
     num_layers = shape["num_layers"]
-    window = keys.integer("attention.sliding_window")
+    window = keys.integer("attention.sliding_window", zero=True)
     scale_of = shape["head_dim"]
     if num_layers == _GEMMA3_27B_LAYERS:
         scale_of = shape["hidden_size"] / shape["num_heads"]
@@ -238,7 +237,7 @@ def _gemma3_from_gguf(keys: _GgufKeys) -> ModelConfig:
         qk_norm=True,
         post_norms=True,
         embed_scale=shape["hidden_size"] ** 0.5,
-        final_soft_cap=float(keys.number("final_logit_softcapping", 0.0)),
+        final_soft_cap=float(keys.number("final_logit_softcapping", 0.0, zero=True)),
         stored_dtype="bfloat16",
     )
 
@@ -260,14 +259,11 @@ def config_from_json(path: Path) -> ModelConfig:
     Raises:
         LoadError: the file can't be read, or describes something we do not run; the message names the key.
     """
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path}: can't be read as JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise LoadError(f"{path}: holds no JSON object")
+    content = read_json_object(path)
     keys = _HfKeys(path, content)
     architectures = content.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise LoadError(f"{path}: architectures is no list")
     if "LlamaForCausalLM" in architectures or (not architectures and content.get("model_type") == "llama"):
         return _llama_from_hf(keys)
     if "Gemma3ForCausalLM" in architectures or content.get("model_type") == "gemma3_text":
@@ -285,21 +281,37 @@ class _HfKeys:
         self.path = path
         self.content = content
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.content.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise LoadError(f"{self.path}: {key} is {value!r}, a number is needed")
-        return value
+    def number(self, key: str, default: float | None = None, *, zero: bool = False) -> float:
+        return checked_number(*self._value(key, default), zero=zero)
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        return int(self.number(key, default))
+    def integer(self, key: str, default: int | None = None, *, zero: bool = False) -> int:
+        return checked_integer(*self._value(key, default), zero=zero)
+
+    def _value(self, key: str, default: float | None) -> tuple[Any, str]:
+        value = self.content.get(key)
+        return default if value is None else value, f"{self.path}: {key}"
 
     def rope_group(self, kind: str) -> Mapping[str, Any]:
         """`rope_parameters` of one layer kind, flat or nested by kind; the newer spelling of rope_scaling."""
-        parameters = self.content.get("rope_parameters") or {}
+        parameters = self.mapping("rope_parameters")
         group = parameters.get(kind, parameters)
         return group if isinstance(group, dict) else {}
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.content.get(key) or {}
+        if not isinstance(value, dict):
+            raise LoadError(f"{self.path}: {key} is no object of names and values")
+        return value
+
+    def theta(self, group: Mapping[str, Any], key: str, default: float) -> float:
+        """A base of rotary angles, of a group or beside it. At 1 all angles would be the same."""
+        value = group.get("rope_theta")
+        theta = float(
+            self.number(key, default) if value is None else checked_number(value, f"{self.path}: rope_theta")
+        )
+        if theta <= 1:
+            raise LoadError(f"{self.path}: {key} is {theta:g}; it must be above 1")
+        return theta
 
     def shape(self) -> dict[str, Any]:
         for bias in ("attention_bias", "mlp_bias"):
@@ -308,20 +320,24 @@ class _HfKeys:
         if self.number("partial_rotary_factor", 1.0) != 1.0:
             raise LoadError(f"{self.path}: partial_rotary_factor below 1 is not supported")
         hidden_size, num_heads = self.integer("hidden_size"), self.integer("num_attention_heads")
-        eos = self.content.get("eos_token_id")
         bos = self.content.get("bos_token_id")
         dtype = self.content.get("dtype") or self.content.get("torch_dtype") or "float32"
+        if dtype not in _STORED_DTYPES:
+            raise LoadError(
+                f"{self.path}: torch_dtype is {str(dtype)[:40]!r}; "
+                f"it must be one of {', '.join(_STORED_DTYPES)}"
+            )
         return {
             "hidden_size": hidden_size,
             "num_layers": _layer_count(self.integer("num_hidden_layers")),
             "num_heads": num_heads,
             "num_kv_heads": self.integer("num_key_value_heads", num_heads),
-            "head_dim": self.integer("head_dim", hidden_size // max(num_heads, 1)),
+            "head_dim": self.integer("head_dim", hidden_size // num_heads),
             "intermediate_size": self.integer("intermediate_size"),
             "vocab_size": self.integer("vocab_size"),
             "max_position": self.integer("max_position_embeddings"),
             "norm_eps": float(self.number("rms_norm_eps", 1e-6)),
-            "eos_token_ids": tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+            "eos_token_ids": checked_ids(self.content.get("eos_token_id"), f"{self.path}: eos_token_id"),
             "bos_token_id": bos if isinstance(bos, int) else None,
             "stored_dtype": str(dtype),
         }
@@ -329,21 +345,21 @@ class _HfKeys:
     def activation(self, key: str) -> str:
         name = self.content.get(key)
         known = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise LoadError(f"{self.path}: {key} {name!r} is not supported; supported are {', '.join(known)}")
-        return known[str(name)]
+        return known[name]
 
 
 def _llama_from_hf(keys: _HfKeys) -> ModelConfig:
     shape = keys.shape()
     group = keys.rope_group("full_attention")
-    scaling = keys.content.get("rope_scaling") or group
-    theta = float(group.get("rope_theta") or keys.number("rope_theta", 10000.0))
+    scaling = keys.mapping("rope_scaling") or group
+    theta = keys.theta(group, "rope_theta", 10000.0)
     return ModelConfig(
         **shape,
         architecture="llama",
-        rope=rope_from_scaling(scaling, theta, shape["max_position"]),
-        layer_windows=(keys.integer("sliding_window", 0),) * shape["num_layers"],
+        rope=rope_from_scaling(scaling, theta, shape["max_position"], where=str(keys.path)),
+        layer_windows=(keys.integer("sliding_window", 0, zero=True),) * shape["num_layers"],
         tied_embeddings=bool(keys.content.get("tie_word_embeddings", False)),
         activation=keys.activation("hidden_act"),
         attention_scale=shape["head_dim"] ** -0.5,
@@ -353,15 +369,19 @@ def _llama_from_hf(keys: _HfKeys) -> ModelConfig:
 def _gemma3_from_hf(keys: _HfKeys) -> ModelConfig:
     shape = keys.shape()
     full, local = keys.rope_group("full_attention"), keys.rope_group("sliding_attention")
-    theta = float(full.get("rope_theta") or keys.number("rope_theta", 1e6))
+    theta = keys.theta(full, "rope_theta", 1e6)
     # A flat rope_parameters mapping is the global layers' own; only a nested one speaks of local layers.
-    nested_local = local.get("rope_theta") if local is not full and "rope_theta" in local else None
-    local_theta = float(nested_local or keys.number("rope_local_base_freq", _GEMMA3_LOCAL_THETA))
+    nested_local = {} if local is full else local
+    local_theta = keys.theta(nested_local, "rope_local_base_freq", _GEMMA3_LOCAL_THETA)
     return ModelConfig(
         **shape,
         architecture="gemma3",
         rope=rope_from_scaling(
-            keys.content.get("rope_scaling") or full, theta, shape["max_position"], local_theta
+            keys.mapping("rope_scaling") or full,
+            theta,
+            shape["max_position"],
+            local_theta,
+            where=str(keys.path),
         ),
         layer_windows=_hf_windows(keys, shape["num_layers"]),
         tied_embeddings=bool(keys.content.get("tie_word_embeddings", True)),
@@ -370,19 +390,21 @@ def _gemma3_from_hf(keys: _HfKeys) -> ModelConfig:
         qk_norm=True,
         post_norms=True,
         embed_scale=shape["hidden_size"] ** 0.5,
-        attention_soft_cap=float(keys.number("attn_logit_softcapping", 0.0)),
-        final_soft_cap=float(keys.number("final_logit_softcapping", 0.0)),
+        attention_soft_cap=float(keys.number("attn_logit_softcapping", 0.0, zero=True)),
+        final_soft_cap=float(keys.number("final_logit_softcapping", 0.0, zero=True)),
     )
 
 
 def _hf_windows(keys: _HfKeys, num_layers: int) -> tuple[int, ...]:
-    window = keys.integer("sliding_window", 0)
+    window = keys.integer("sliding_window", 0, zero=True)
     layer_types = keys.content.get("layer_types")
     if layer_types is None:
-        pattern = keys.content.get("sliding_window_pattern", keys.content.get("_sliding_window_pattern"))
-        return _windows(num_layers, window, int(pattern or _GEMMA3_GLOBAL_EVERY))
+        newer = keys.integer("_sliding_window_pattern", _GEMMA3_GLOBAL_EVERY)
+        return _windows(num_layers, window, keys.integer("sliding_window_pattern", newer))
     known = {"full_attention": 0, "sliding_attention": window}
+    if not isinstance(layer_types, list):
+        raise LoadError(f"{keys.path}: layer_types is no list")
     for name in layer_types:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise LoadError(f"{keys.path}: layer type {name!r} is not supported")
     return tuple(known[name] for name in layer_types)

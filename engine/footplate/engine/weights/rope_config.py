@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from footplate.engine.errors import LoadError
+from footplate.engine.weights.config_values import checked_integer, checked_number
 
 KINDS = ("default", "linear", "llama3", "yarn", "factors")
 
@@ -88,9 +89,14 @@ def _plain_frequencies(theta: float, head_dim: int) -> list[float]:
 
 
 def rope_from_scaling(
-    scaling: Mapping[str, Any] | None, theta: float, max_position: int, local_theta: float | None = None
+    scaling: Mapping[str, Any] | None,
+    theta: float,
+    max_position: int,
+    local_theta: float | None = None,
+    where: str = "config.json",
 ) -> RopeConfig:
     """Build from a Hugging Face `rope_scaling` or `rope_parameters` mapping; None means no scaling.
+    `where` names the file in errors.
 
     Raises:
         LoadError: an unknown kind, or a number the kind needs is missing.
@@ -101,21 +107,25 @@ def rope_from_scaling(
         return RopeConfig(theta=theta, local_theta=local_theta)
     if kind not in ("linear", "llama3", "yarn"):
         raise LoadError(
-            f"config.json: rope scaling {kind!r} is not supported; use default, linear, llama3 or yarn"
+            f"{where}: rope scaling {kind[:40]!r} is not supported; use default, linear, llama3 or yarn"
         )
+    factor = _number(scaling, "factor", where)
     if kind == "linear":
-        return RopeConfig(theta=theta, kind=kind, factor=_number(scaling, "factor"), local_theta=local_theta)
-    if kind == "llama3":
-        return RopeConfig(
-            theta=theta,
-            kind=kind,
-            factor=_number(scaling, "factor"),
-            low_freq_factor=_number(scaling, "low_freq_factor"),
-            high_freq_factor=_number(scaling, "high_freq_factor"),
-            original_max_position=int(_number(scaling, "original_max_position_embeddings")),
-            local_theta=local_theta,
-        )
-    return _yarn_from_scaling(scaling, theta, max_position, local_theta)
+        return RopeConfig(theta=theta, kind=kind, factor=factor, local_theta=local_theta)
+    if kind == "yarn":
+        return _yarn_from_scaling(scaling, theta, max_position, local_theta, where)
+    low, high = _number(scaling, "low_freq_factor", where), _number(scaling, "high_freq_factor", where)
+    if low >= high:
+        raise LoadError(f"{where}: rope scaling needs a low_freq_factor below high_freq_factor")
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position=_original(scaling, where),
+        local_theta=local_theta,
+    )
 
 
 def yarn_attention_factor(factor: float) -> float:
@@ -124,29 +134,32 @@ def yarn_attention_factor(factor: float) -> float:
 
 
 def _yarn_from_scaling(
-    scaling: Mapping[str, Any], theta: float, max_position: int, local_theta: float | None
+    scaling: Mapping[str, Any], theta: float, max_position: int, local_theta: float | None, where: str
 ) -> RopeConfig:
     if scaling.get("mscale") or scaling.get("mscale_all_dim") or scaling.get("truncate") is False:
-        raise LoadError("config.json: yarn with mscale or truncate=false is not supported")
-    factor = _number(scaling, "factor")
-    original = scaling.get("original_max_position_embeddings") or max_position
+        raise LoadError(f"{where}: yarn with mscale or truncate=false is not supported")
+    factor = _number(scaling, "factor", where)
+    given = scaling.get("original_max_position_embeddings") is not None
     attention_factor = scaling.get("attention_factor")
     return RopeConfig(
         theta=theta,
         kind="yarn",
         factor=factor,
-        original_max_position=int(original),
-        beta_fast=float(scaling.get("beta_fast") or 32),
-        beta_slow=float(scaling.get("beta_slow") or 1),
+        original_max_position=_original(scaling, where) if given else max_position,
+        beta_fast=_number(scaling, "beta_fast", where, 32.0),
+        beta_slow=_number(scaling, "beta_slow", where, 1.0),
         attention_factor=yarn_attention_factor(factor)
         if attention_factor is None
-        else float(attention_factor),
+        else _number(scaling, "attention_factor", where),
         local_theta=local_theta,
     )
 
 
-def _number(scaling: Mapping[str, Any], key: str) -> float:
+def _number(scaling: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
     value = scaling.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise LoadError(f"config.json: rope scaling needs a positive {key}, it is {value!r}")
-    return float(value)
+    return float(checked_number(default if value is None else value, f"{where}: rope scaling's {key}"))
+
+
+def _original(scaling: Mapping[str, Any], where: str) -> int:
+    key = "original_max_position_embeddings"
+    return checked_integer(scaling.get(key), f"{where}: rope scaling's {key}")

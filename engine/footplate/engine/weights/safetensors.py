@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from footplate.engine.errors import LoadError
+from footplate.engine.weights.files import open_regular, read_json_object
 
 # A header takes about 120 bytes a tensor. The format allows more; so much of it is no model but an attack.
 MAX_HEADER_BYTES = 16 << 20
@@ -92,7 +93,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         LoadError: the file is missing, or its header is no safe description of its bytes.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             state = FileState.of(file.fileno())
             start = file.read(8)
             if len(start) < 8:
@@ -104,6 +105,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                     f"{MAX_HEADER_BYTES} are the limit"
                 )
             text = file.read(header_bytes)
+            if len(text) < header_bytes:
+                raise LoadError(f"{path}: its header is cut short")
     except OSError as error:
         raise LoadError(f"{path}: can't be read ({error.strerror})") from None
     entries = _parse(path, text)
@@ -181,13 +184,7 @@ def _check_cover(path: Path, tensors: Mapping[str, StoredTensor], data: int, siz
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        if path.stat().st_size > MAX_INDEX_BYTES:
-            raise ValueError(f"more than {MAX_INDEX_BYTES} bytes are not read")
-        index = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats)
-        shards = index["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LoadError(f"{path}: can't be read as a shard index ({error!r})") from None
+    shards = read_json_object(path, MAX_INDEX_BYTES, _without_repeats).get("weight_map")
     if not isinstance(shards, dict) or not shards or not _are_names(shards.values()):
         raise LoadError(f"{path}: weight_map is empty, or names a shard outside its folder")
     return shards

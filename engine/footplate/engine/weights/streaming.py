@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from footplate.engine.errors import LoadError
+from footplate.engine.weights.files import open_regular
 from footplate.engine.weights.safetensors import ELEMENT_BYTES, FileState, StoredTensor
 
 SLICE = 16 << 20
@@ -213,10 +214,7 @@ def _unpin() -> None:
 
 
 def _open(path: Path, files: contextlib.ExitStack) -> int:
-    try:
-        return files.enter_context(path.open("rb", buffering=0)).fileno()
-    except OSError as error:
-        raise LoadError(f"{path}: can't be read ({error.strerror})") from None
+    return files.enter_context(open_regular(path)).fileno()
 
 
 def _check_unchanged(stored: StoredTensor, descriptors: dict[Path, int]) -> None:

@@ -7,12 +7,14 @@ rotary rows half-split, norm weights with their 1 already added.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from footplate.engine.weights.gguf import GgufFile
+from footplate.engine.errors import LoadError
+from footplate.engine.weights.gguf import GgufFile, TensorInfo
 from footplate.engine.weights.gguf_tensors import Bytes, StoredRows, dequantise, half_split_rows, is_quantised
 from footplate.engine.weights.inspection import checked_folder, checked_gguf
 from footplate.engine.weights.model_config import ModelConfig
@@ -63,14 +65,22 @@ class GgufStore:
 
     def _tensor(self, name: str) -> torch.Tensor:
         info = self._file.tensor_info(self._names[name])
-        rows = dequantise(info.type.name, self._in_order(name, self._file.raw(info.name)))
+        rows = dequantise(info.type.name, self._in_order(name, self._checked(info)))
         return torch.from_numpy(rows.reshape(info.shape))
 
     def stored_rows(self, name: str) -> StoredRows | None:
         info = self._file.tensor_info(self._names[name])
         if not is_quantised(info.type.name):
             return None
-        return StoredRows(info.type.name, self._in_order(name, self._file.raw(info.name)))
+        return StoredRows(info.type.name, self._in_order(name, self._checked(info)))
+
+    def _checked(self, info: TensorInfo) -> Bytes:
+        raw = self._file.raw(info.name)
+        if len(info.shape) > 1 and is_zero(
+            len(raw), lambda begin, end: bool(dequantise(info.type.name, raw[begin:end]).any())
+        ):
+            raise _zeros(self._file.path, info.name)
+        return raw
 
     def _in_order(self, name: str, raw: Bytes) -> Bytes:
         part = name.rpartition(".")[2]
@@ -101,6 +111,11 @@ class SafetensorsStore:
     def complete(self) -> None:
         placements, self._placements = self._placements, []
         stream(placements)
+        for placement in placements:
+            target = placement.target
+            if target.ndim > 1 and _is_zero_tensor(target):
+                [name] = [each for each, stored in self._stored.items() if stored is placement.stored]
+                raise _zeros(placement.stored.path, name)
 
     def stored_rows(self, name: str) -> StoredRows | None:
         return None
@@ -142,3 +157,29 @@ class DummyStore:
 def fill(target: torch.Tensor, values: torch.Tensor, rounded_to: torch.dtype | None) -> None:
     """Copy values, rounded to a type on the way if one is given."""
     target.copy_(values if rounded_to is None else values.to(rounded_to))
+
+
+def is_zero(num_rows: int, has_values: Callable[[int, int], bool]) -> bool:
+    """Whether all values of a matrix are 0, as where a download has left a hole.
+
+    `has_values` looks at rows from one to another. Nearly always the first row ends it, so this costs
+    microseconds a matrix; a vocabulary may begin with rows of nothing.
+    """
+    begin, count = 0, 1
+    while begin < num_rows:
+        if has_values(begin, begin + count):
+            return False
+        begin += count
+        count = min(count * 16, 4096)
+    return True
+
+
+def _is_zero_tensor(target: torch.Tensor) -> bool:
+    return is_zero(len(target), lambda begin, end: bool(target[begin:end].any()))
+
+
+def _zeros(path: Path, name: str) -> LoadError:
+    return LoadError(
+        f"{path}: tensor {name!r} holds nothing but zeros; the file is damaged, fetch it again "
+        "and compare its checksum"
+    )
