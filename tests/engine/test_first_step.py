@@ -71,7 +71,7 @@ def a_last_norm_of_zeros(tensors: dict[str, torch.Tensor]) -> None:
     ("damage", "told"),
     [
         (one_nan, "give no numbers"),
-        (one_flipped_exponent, "give no numbers"),
+        (one_flipped_exponent, "a weight file is damaged"),
         (a_last_norm_of_zeros, "the same chance"),
         (zeros_from_the_middle_on, "holds nothing but zeros"),
     ],

@@ -17,7 +17,6 @@ _MOST = {
     "max_num_seqs": 16_384,
     "max_num_batched_tokens": 1 << 20,
     "block_size": 4096,
-    "max_waiting": 1 << 20,
 }
 
 
@@ -62,6 +61,8 @@ class EngineConfig:
         for name, most in _MOST.items():
             if not 1 <= getattr(self, name) <= most:
                 raise LoadError(f"engine.{name} is {getattr(self, name)}; it must be from 1 to {most}")
+        if self.max_waiting < 1:
+            raise LoadError(f"engine.max_waiting is {self.max_waiting}; it must be at least 1")
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise LoadError(f"engine.device is {self.device!r}; it must be auto, cpu, cuda or cuda:NUMBER")
         for name, least in (("batch_class_tokens", 0), ("batch_step_tokens", 1)):
