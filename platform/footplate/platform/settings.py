@@ -25,6 +25,7 @@ from pydantic import (
 from footplate.engine.config import EngineConfig
 from footplate.engine.errors import LoadError
 from footplate.platform.errors import SettingsError
+from footplate.platform.model_names import ModelName
 from footplate.platform.model_settings import faults_of_models
 from footplate.platform.price_settings import faults_of_prices
 from footplate.platform.route_settings import faults_of_routes
@@ -44,7 +45,6 @@ DEFAULT_MODEL = "smollm2-135m"
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
-_Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 
 
 class ServerSettings(Section):
@@ -99,9 +99,19 @@ class StorageSettings(Section):
 
 
 class SecuritySettings(Section):
-    """`master_key_file` null: `keys/master.key` in the data folder, made at first start."""
+    """`master_key_file` null: `keys/master.key` in the data folder, made at first start.
+
+    `models_folders`: absolute paths below which models that are added over the admin API may name files;
+    null: `models` in the data folder, and the folder of the configuration file.
+    """
 
     master_key_file: str | None = None
+    models_folders: tuple[Annotated[str, Field(pattern=r"^[/~]")], ...] | None = None
+
+    @field_validator("models_folders", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
 
 class DegradedModeSettings(Section):
@@ -203,9 +213,9 @@ class ReplicaSettings(Section):
 class ModelSettings(Section):
     """One served model. `chat_template`: a Jinja file, beside the configuration; null: the weights' own."""
 
-    name: _Name
+    name: ModelName
     source: Annotated[str, Field(pattern=r"^(package|gguf|hf|dummy):.+")]
-    aliases: tuple[_Name, ...] = ()
+    aliases: tuple[ModelName, ...] = ()
     chat_template: str | None = None
     engine: EngineSettings = EngineSettings()
     replicas: ReplicaSettings = ReplicaSettings()
@@ -245,8 +255,8 @@ class CascadeSettings(Section):
     the one that ships) of `classifier`.
     """
 
-    small: _Name
-    large: _Name
+    small: ModelName
+    large: ModelName
     policy: Literal["rules", "classifier", "confidence"] = "confidence"
     threshold: Annotated[float, Field(ge=0, le=1)] = DEFAULT_THRESHOLD
     after_tokens: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -267,7 +277,7 @@ class CascadeSettings(Section):
 class RouteSettings(Section):
     """A virtual model."""
 
-    name: _Name
+    name: ModelName
     cascade: CascadeSettings
 
 

