@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -426,6 +427,27 @@ async def test_an_unknown_model_has_no_engine(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, 1) as fleet:
         with pytest.raises(EngineDead, match="no model named"):
             await fleet.client.submit("nobody", asked("r"))
+
+
+@asynchronous
+async def test_a_model_that_can_not_be_attached_is_told_of_once_per_kind_of_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "footplate.deployments.inference_client")
+    failures: list[Exception] = []
+
+    def find(application: str) -> Application:
+        failures.append(KeyError("canary") if len(failures) < 3 else OSError("canary"))
+        raise failures[-1]
+
+    async with fleet_of(tmp_path, 0) as fleet:
+        board = ReplicaBoard(b"prefix", new_router=lambda size: Router(size, rng=random.Random(1)))
+        client = ChannelInferenceClient(fleet.hub, ["late"], find, board, accept_s=3.0, refresh_s=0.02)
+        client.start()
+        await until(lambda: len(failures) >= 6)
+        await client.close()
+    lines = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
+    assert lines == [f"replicas of late can't be attached yet: {kind}" for kind in ("KeyError", "OSError")]
 
 
 class Versions:
