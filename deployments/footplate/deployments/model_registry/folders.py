@@ -33,7 +33,14 @@ class ModelFolders:
             allowed = [Path(each).expanduser() for each in named]
         else:
             allowed = [models_dir, *([] if config_file is None else [config_file.absolute().parent])]
-        secret = (data_dir, config_file, settings.security.master_key_file)
+        files_url = settings.storage.files_url
+        secret = (
+            data_dir,
+            config_file,
+            settings.security.master_key_file,
+            settings.telemetry.otlp_headers_file,
+            files_url if files_url.startswith("/") else None,
+        )
         closed = [Path(each).expanduser().resolve() for each in secret if each]
         return cls(tuple(each.resolve() for each in allowed), tuple(closed), models_dir)
 
