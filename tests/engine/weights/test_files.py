@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from footplate.engine.weights.files import open_regular, read_bounded, read_json
 from footplate.engine.weights.gguf import GgufFile
 from footplate.engine.weights.model_config import config_from_json
 from footplate.engine.weights.safetensors import read_folder, read_header
+from tests.engine.weights.test_model_config import LLAMA
 
 READERS: list[Callable[[Path], object]] = [
     open_regular,
@@ -84,3 +86,11 @@ def test_a_file_that_is_no_gguf_does_not_tell_its_bytes(tmp_path: Path) -> None:
     with pytest.raises(LoadError) as caught:
         GgufFile(path)
     assert "fpmk" not in str(caught.value)
+
+
+def test_an_end_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    config, template = tmp_path / "config.json", tmp_path / "chat.jinja"
+    config.write_text(json.dumps(LLAMA | {"eos_token_id": 999}))
+    template.write_text("{{ eos_token }}")
+    with pytest.raises(LoadError, match=r"config\.json: the first or last token has the id 999"):
+        TextPipeline.load(f"dummy:{config}", template)

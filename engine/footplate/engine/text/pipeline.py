@@ -55,7 +55,7 @@ class TextPipeline:
             template = _read_template(Path(chat_template_file))
         if template is None:
             return cls(tokenizer, None)
-        return cls(tokenizer, ChatTemplate(template, origin, _special_texts(tokenizer)))
+        return cls(tokenizer, ChatTemplate(template, origin, _special_texts(tokenizer, str(resolved.path))))
 
     @property
     def vocab_size(self) -> int:
@@ -203,10 +203,15 @@ def _read_template(path: Path) -> str:
         raise LoadError(f"{path}: the chat template is not UTF-8") from None
 
 
-def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
+def _special_texts(tokenizer: Tokenizer, origin: str) -> dict[str, str]:
     vocabulary = tokenizer.vocabulary
 
     def text(token_id: int | None) -> str:
+        if token_id is not None and not 0 <= token_id < vocabulary.size:
+            raise LoadError(
+                f"{origin}: the first or last token has the id {token_id}; "
+                f"ids go from 0 to {vocabulary.size - 1}"
+            )
         return "" if token_id is None else vocabulary.token_bytes[token_id].decode("utf-8", "replace")
 
     return {
