@@ -102,7 +102,8 @@ class SecuritySettings(Section):
     """`master_key_file` null: `keys/master.key` in the data folder, made at first start.
 
     `models_folders`: absolute paths below which models that are added over the admin API may name files;
-    null: `models` in the data folder, and the folder of the configuration file.
+    null: templates in `models` of the data folder and in the configuration file's folder, weights anywhere
+    but in the system's folders.
     """
 
     master_key_file: str | None = None
