@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,17 @@ def ports_of(served: ServeProcess) -> dict[str, dict[str, int]]:
                 engines = found.setdefault(sample.labels["model_name"], {})
                 engines[sample.labels["engine"]] = int(sample.value)
     return found
+
+
+def answers(served: ServeProcess, model: str) -> bool:
+    """Whether an engine of the model answers at a port that is told for it."""
+    headers = {"authorization": f"Bearer {served.key('scrape')}"}
+    for port in ports_of(served).get(model, {}).values():
+        with suppress(httpx.TransportError):
+            return (
+                f'model_name="{model}"' in httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers).text
+            )
+    return False
 
 
 def test_every_model_and_generation_answers_at_a_port_that_is_told(tmp_path: Path) -> None:
@@ -56,12 +68,7 @@ def test_every_model_and_generation_answers_at_a_port_that_is_told(tmp_path: Pat
         after = ports_of(served)
         taken = [port for engines in after.values() for port in engines.values()]
         assert len(set(taken)) == 2 and all(FIRST <= port < FIRST + NUM_PORTS for port in taken)
-        for model, engines in after.items():
-            for port in engines.values():
-                answer = httpx.get(
-                    f"http://127.0.0.1:{port}/metrics",
-                    headers={"authorization": f"Bearer {served.key('scrape')}"},
-                )
-                assert f'model_name="{model}"' in answer.text
+        # A gateway tells of a port that an engine has left until it hears of the new one.
+        assert wait_until(lambda: all(answers(served, model) for model in after), 20)
     finally:
         served.stop()

@@ -105,7 +105,7 @@ def test_all_of_a_tenant_is_erased_and_that_is_written_down(world: World) -> Non
     assert erased == {"object": "captures.erased", "tenant_id": world.team, "num_erased": 2}
     [record] = world.records()
     assert (record["action"], record["tenant_id"]) == ("captures.erase", world.team)
-    assert record["after"] == {"num_erased": 2}
+    assert (record["before"], record["after"]) == ({"num_kept": 2}, {"num_kept": 0})
     assert [row["id"] for row in world.ok("GET", "captures")["data"]] == [kept]
     assert world.rows("select count(*) from capture.records")[0][0] == 1
     world.refused(404, "not_found", "DELETE", "tenants/tn_nobodynobody/captures")

@@ -88,7 +88,7 @@ def test_answers_are_what_openapi_promises_and_every_status_is_declared(world: W
     )
     results: list[Any] = [result.ok() for result in schema.get_all_operations()]
     operations = [operation for operation in results if operation.path.startswith("/admin/")]
-    assert len(operations) == 37
+    assert len(operations) == 38
     made = world.ok("POST", f"tenants/{world.other}/keys", {})["id"]
     for operation in operations:
 

@@ -101,7 +101,11 @@ async def erase_captures(exchange: AdminExchange) -> Response:
         if writer.tenant(tenant_id) is None:
             raise NotFound("there is no such tenant")
         num_erased = captures.erase(tenant_id)
-        _record(exchange, writer, Target(TargetKind.CAPTURE, "all", tenant_id), {"num_erased": num_erased})
+        target = Target(TargetKind.CAPTURE, tenant_id, tenant_id)
+        before, after = {"num_kept": num_erased}, {"num_kept": 0}
+        writer.record(
+            AuditRecord(exchange.route.action, Outcome.DONE, exchange.caller, target, before, after)
+        )
         return {"object": "captures.erased", "tenant_id": tenant_id, "num_erased": num_erased}
 
     changed = await exchange.desk.change(exchange.caller, work)
