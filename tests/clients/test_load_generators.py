@@ -10,9 +10,8 @@ calls its figures, read in the source of the versions that are installed:
   (output tokens - 1), tokens as the server counts them. That is our TPOT, which is compared here; our ITL is
   the distribution of the gaps themselves. aiperf's "inter chunk latency" is each gap between chunks.
 
-They are held to one another with one request at a time. With two it is the tools' pace that decides: ours
-sends both at once and keeps them in step, and prompts that come together are read together, while the others'
-drift apart.
+They are held to one another with one request at a time. With two their figures differ by more, perhaps by how
+they pace: ours sends both at once, and prompts that come together are read together.
 """
 
 from __future__ import annotations
