@@ -12,7 +12,8 @@ import torch
 from footplate.engine import device_loader, loader
 from footplate.engine.config import EngineConfig
 from footplate.engine.core import EngineCore
-from footplate.engine.models.decoder import Decoder, LayerStack
+from footplate.engine.layers.layer_stack import LayerStack
+from footplate.engine.models.decoder import Decoder
 from footplate.engine.runner.step_kernels import StepKernels
 from footplate.engine.types import EngineRequest
 from tests.engine.answers import greedy, poison, run
@@ -73,8 +74,8 @@ def test_triton_kernels_say_what_the_native_ones_say(tmp_path: Path, monkeypatch
     ops = TritonOps()
 
     def bind(decoder: Decoder, caches: Any) -> LayerStack:
-        def general(residual: torch.Tensor, batch: Any) -> torch.Tensor:
-            return decoder._run_layers(residual, batch, caches)
+        def general(residual: torch.Tensor, batch: Any, last: Any) -> torch.Tensor:
+            return decoder._run_layers(residual, batch, last, caches)
 
         fused = fuse(ops, decoder.layers, caches, general, FUSED_TOKENS)
         assert fused is not None

@@ -14,6 +14,7 @@ from footplate.engine.kernels.cpu_ops import CpuOps
 from footplate.engine.kernels.linear.packed import PackedLinear, PackedMatrix
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
 from footplate.engine.kernels.registry import cpu_ops
+from footplate.engine.layers.layer_stack import last_tokens
 
 
 @pytest.fixture
@@ -148,6 +149,25 @@ def test_a_prompt_cut_into_steps_gives_the_same_bits(ops: CpuOps) -> None:
         decoder = CpuDecoder(ops, layers, _pool(layers, 10), 1e-6, "gelu_tanh")
         parts = [decoder(x[a:b].clone(), _prompt(a, b)) for a, b in cases.cuts(length, places)]
         assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("post_norms", [False, True], ids=["plain", "post-norms"])
+def test_last_tokens_alone_have_the_bits_of_whole_prompts(ops: CpuOps, post_norms: bool) -> None:
+    layers = _layers(ops, post_norms)
+    batch = cases.attention_batch(cases.AttentionShape(((20, 20), (1, 1), (70, 70), (9, 40)), heads=HEADS))
+    x = torch.randn(batch.positions.shape[0], HIDDEN)
+    whole_kv, last_kv = _pool(layers, 13), _pool(layers, 13)
+    for pool in (whole_kv, last_kv):
+        for pair in pool:
+            for cache in pair:  # what an earlier step left of the last sequence
+                cache.copy_(torch.arange(cache.numel()).view(cache.shape).sin())
+    whole = CpuDecoder(ops, layers, whole_kv, 1e-6, "silu")(x.clone(), batch)
+    picked = last_tokens(batch)
+    last = CpuDecoder(ops, layers, last_kv, 1e-6, "silu")(x.clone(), batch, picked.batch)
+    assert picked.rows.tolist() == [19, 20, 90, 99]
+    assert torch.equal(last, whole[picked.rows])
+    for kept, made in zip(whole_kv, last_kv, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(kept, made, strict=True))
 
 
 def _prompt(begin: int, end: int) -> AttentionBatch:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from footplate.engine.kernels.cpu.library import DecoderLayer
-from footplate.engine.kernels.cpu_ops import CpuOps
+from footplate.engine.kernels.cpu.library import DecoderLayer, Sequences
+from footplate.engine.kernels.cpu_ops import CpuOps, describe_sequences
 from footplate.engine.kernels.linear.packed import PROLOGUE_ACTIVATIONS, PackedLinear
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec
 
@@ -62,18 +62,32 @@ class CpuDecoder:
         self._run = ops.library.fp_run_layers
         self._width = int(ops.library.fp_decoder_scratch(self._layers, len(layers)))
         self._scratch = torch.empty(_REUSED_ROWS * self._width)
+        self._last = Sequences()
 
-    def __call__(self, x: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """x [T, hidden] float32, contiguous, changed in place and returned; writes keys and values."""
-        num_rows = x.shape[0]
+    def __call__(
+        self, x: torch.Tensor, batch: AttentionBatch, last: AttentionBatch | None = None
+    ) -> torch.Tensor:
+        """x [T, hidden] float32, contiguous, changed in place and returned; writes keys and values.
+
+        With `last` (the same S sequences, one query each: their last tokens) x comes back as their rows only.
+        """
+        num_rows, picked = x.shape[0], None
+        if last is not None:
+            describe_sequences(last, self._last)
+            picked = self._last
         assert x.is_contiguous() and x.dtype is torch.float32
         scratch = self._scratch if num_rows <= _REUSED_ROWS else torch.empty(num_rows * self._width)
         status = self._run(
-            self._layers, len(self._layers), x.data_ptr(), self._ops.sequences_of(batch), scratch.data_ptr()
+            self._layers,
+            len(self._layers),
+            x.data_ptr(),
+            self._ops.sequences_of(batch),
+            picked,
+            scratch.data_ptr(),
         )
         if status:
             raise MemoryError(f"decoder layers: no memory for {num_rows} rows (status {status})")
-        return x
+        return x if last is None else x[: last.positions.shape[0]]
 
 
 def _describe(into: DecoderLayer, weights: LayerWeights) -> None:

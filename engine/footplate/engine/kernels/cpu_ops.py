@@ -139,13 +139,14 @@ class CpuOps:
         """The batch's description for C, made once a step: the batch object stands for one step."""
         if self._batch is not batch:
             self._batch = batch
-            into = self._sequences
-            into.positions, into.slots = batch.positions.data_ptr(), batch.slots.data_ptr()
-            into.query_starts, into.context_lens = (
-                batch.query_starts.data_ptr(),
-                batch.context_lens.data_ptr(),
-            )
-            into.block_tables = batch.block_tables.data_ptr()
-            into.num_tokens, into.num_sequences = batch.positions.shape[0], batch.context_lens.shape[0]
-            into.table_width, into.max_query_len = batch.block_tables.shape[1], batch.max_query_len
+            describe_sequences(batch, self._sequences)
         return self._sequences_pointer
+
+
+def describe_sequences(batch: AttentionBatch, into: Sequences) -> None:
+    """The batch for C: pointers into its tensors, which must outlive the description."""
+    into.positions, into.slots = batch.positions.data_ptr(), batch.slots.data_ptr()
+    into.query_starts, into.context_lens = batch.query_starts.data_ptr(), batch.context_lens.data_ptr()
+    into.block_tables = batch.block_tables.data_ptr()
+    into.num_tokens, into.num_sequences = batch.positions.shape[0], batch.context_lens.shape[0]
+    into.table_width, into.max_query_len = batch.block_tables.shape[1], batch.max_query_len

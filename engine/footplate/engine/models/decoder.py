@@ -6,7 +6,6 @@ windows with their own rotary base, and scaled embeddings. Everything else is Ll
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from footplate.engine.kernels.linear.dense import DenseLinear
 from footplate.engine.kernels.linear.packed import PackedLinear
 from footplate.engine.kernels.ops import AttentionBatch, AttentionSpec, Embedding, Linear, Ops, Product
 from footplate.engine.layers.attention import Attention, KvPair
+from footplate.engine.layers.layer_stack import LastTokens, LayerStack, last_tokens
 from footplate.engine.layers.mlp import GatedMlp
 from footplate.engine.layers.rope import cos_sin_table
 from footplate.engine.weights.model_config import ModelConfig
@@ -48,10 +48,6 @@ class Placement:
         return torch.cuda.get_device_capability(self.device)[0] == 9
 
 
-# Residual stream [T, hidden], which may be changed in place, to the last layer's output [T, hidden].
-LayerStack = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
-
-
 @dataclass(slots=True)
 class DecoderLayer:
     """One block; the residual stream is the caller's and is changed in place."""
@@ -65,9 +61,19 @@ class DecoderLayer:
     post_attn_norm: torch.Tensor | None
     post_mlp_norm: torch.Tensor | None
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor, batch: AttentionBatch, kv: KvPair) -> Product:
-        """Takes the normed input; gives what the next norm adds to the residual."""
-        out = self.attention(x, batch, kv)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        batch: AttentionBatch,
+        kv: KvPair,
+        last: LastTokens | None = None,
+    ) -> Product:
+        """Takes the normed input [T, hidden]; gives what the next norm adds to the residual.
+
+        With last tokens the residual, and what is given, has their rows only.
+        """
+        out = self.attention(x, batch, kv, last)
         if self.post_attn_norm is not None:
             out = self.ops.rms_norm(out, self.post_attn_norm, self.eps)
         out = self.mlp(self.ops.add_rms_norm(out, residual, self.mlp_norm, self.eps))
@@ -110,10 +116,13 @@ class Decoder:
         """All layers over one set of caches, as few calls as their backend has a form for."""
         packed = [w for w in map(_packed_weights, self.layers) if w is not None]
         if isinstance(self._ops, CpuOps) and len(packed) == len(self.layers):
-            return CpuDecoder(self._ops, packed, caches, self.config.norm_eps, self.config.activation)
+            native = CpuDecoder(self._ops, packed, caches, self.config.norm_eps, self.config.activation)
+            return lambda x, batch, last: native(x, batch, None if last is None else last.batch)
 
-        def one_by_one(residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-            return self._run_layers(residual, batch, caches)
+        def one_by_one(
+            residual: torch.Tensor, batch: AttentionBatch, last: LastTokens | None
+        ) -> torch.Tensor:
+            return self._run_layers(residual, batch, last, caches)
 
         if self._place.device.type == "cuda" and not self._place.is_invariant:
             return self._on_cuda(caches, one_by_one)
@@ -133,22 +142,31 @@ class Decoder:
             general = fused_decoder.fuse(ops, self.layers, caches, general) or general
         return general
 
-    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, layers: LayerStack) -> torch.Tensor:
-        """token_ids [T] -> hidden states before the final norm, [T, hidden]; `layers` is from `bind`."""
+    def hidden(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, layers: LayerStack, *, last_only: bool = False
+    ) -> torch.Tensor:
+        """token_ids [T] -> hidden states before the final norm, [T, hidden]; `layers` is from `bind`.
+
+        With `last_only` those of each sequence's last token, [S, hidden], for less work.
+        """
         residual = self._embed(token_ids).to(self.dtype)
         if self.config.embed_scale != 1.0:
             # The scale is rounded to the compute type, as the models were trained.
             residual = residual * torch.tensor(self.config.embed_scale, dtype=residual.dtype)
-        return layers(residual, batch)
+        has_more = len(token_ids) > len(batch.context_lens)
+        return layers(residual, batch, last_tokens(batch) if last_only and has_more else None)
 
     def _run_layers(
-        self, residual: torch.Tensor, batch: AttentionBatch, caches: list[KvPair]
+        self, residual: torch.Tensor, batch: AttentionBatch, last: LastTokens | None, caches: list[KvPair]
     ) -> torch.Tensor:
         x = self._ops.rms_norm(residual, self.layers[0].attn_norm, self.config.norm_eps)
         # The last norm here is made anew by `scores`, for the rows that draw; its kernel also adds.
         norms = [layer.attn_norm for layer in self.layers[1:]] + [self._final_norm]
         for layer, kv, norm in zip(self.layers, caches, norms, strict=True):
-            x = self._ops.add_rms_norm(layer(x, residual, batch, kv), residual, norm, layer.eps)
+            picked = last if layer is self.layers[-1] else None
+            if picked is not None:
+                residual = residual[picked.rows]
+            x = self._ops.add_rms_norm(layer(x, residual, batch, kv, picked), residual, norm, layer.eps)
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

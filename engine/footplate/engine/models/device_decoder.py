@@ -51,9 +51,9 @@ class DeviceDecoder:
         if copies:
             self._step.copy_blocks(self.caches, copies)
 
-    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """token_ids [T] -> [T, hidden], any mixture of decodes and prompt chunks."""
-        return self._decoder.hidden(token_ids, batch, self._layers)
+    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, *, last_only: bool) -> torch.Tensor:
+        """token_ids [T] -> [T, hidden], or last tokens' [S, hidden]; any mixture of decodes and prompts."""
+        return self._decoder.hidden(token_ids, batch, self._layers, last_only=last_only)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[R, hidden] -> [R, V] in the compute type."""

@@ -7,7 +7,6 @@ are one; product added to the residual. From two rows on the library's products 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from footplate.engine.kernels.skinny_linear.kernel import linear_add, norm_gate_
 from footplate.engine.kernels.skinny_linear.reference import QkvLayer
 from footplate.engine.kernels.triton_ops import TritonOps
 from footplate.engine.layers.attention import KvPair
+from footplate.engine.layers.layer_stack import LastTokens, LayerStack
 
 if TYPE_CHECKING:
     from footplate.engine.models.decoder import DecoderLayer
@@ -51,7 +51,7 @@ class FusedDecoder:
         ops: TritonOps,
         layers: list[FusedLayer],
         caches: list[KvPair],
-        general: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+        general: LayerStack,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
         self._ops = ops
@@ -61,10 +61,12 @@ class FusedDecoder:
         self._max_tokens = max_tokens
         self._pdl = ops.use_pdl
 
-    def __call__(self, residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """residual [T, hidden], changed in place -> [T, hidden]."""
+    def __call__(
+        self, residual: torch.Tensor, batch: AttentionBatch, last: LastTokens | None
+    ) -> torch.Tensor:
+        """As a `LayerStack`; so few rows are made as a whole, and last tokens picked from them."""
         if residual.shape[0] > self._max_tokens:
-            return self._general(residual, batch)
+            return self._general(residual, batch, last)
         for layer, kv in zip(self._layers, self._caches, strict=True):
             q = norm_qkv_rope_cache(residual, layer.qkv, batch, kv, use_pdl=self._pdl)
             attended = self._ops.attention(q, layer.spec, batch, kv)
@@ -73,14 +75,14 @@ class FusedDecoder:
                 residual, layer.mlp_norm, layer.eps, layer.gate_up, layer.activation, use_pdl=self._pdl
             )
             linear_add(gated, layer.down, residual, use_pdl=self._pdl)
-        return residual
+        return residual if last is None else residual[last.rows]
 
 
 def fuse(
     ops: TritonOps,
     layers: list[DecoderLayer],
     caches: list[KvPair],
-    general: Callable[[torch.Tensor, AttentionBatch], torch.Tensor],
+    general: LayerStack,
     max_tokens: int = MAX_TOKENS,
 ) -> FusedDecoder | None:
     """The layers fused; None when they are of a kind that has no fused form."""

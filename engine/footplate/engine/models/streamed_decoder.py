@@ -7,7 +7,6 @@ as fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +19,10 @@ from footplate.engine.kernels.streamed_linear.kernel import streamed_linear
 from footplate.engine.kernels.streamed_linear.parts import Parts
 from footplate.engine.kernels.triton_ops import TritonOps
 from footplate.engine.layers.attention import KvPair
+from footplate.engine.layers.layer_stack import LastTokens, LayerStack
 
 if TYPE_CHECKING:
     from footplate.engine.models.decoder import DecoderLayer
-
-LayerStack = Callable[[torch.Tensor, AttentionBatch], torch.Tensor]
 
 
 class StreamedDecoder:
@@ -49,10 +47,12 @@ class StreamedDecoder:
         self._max_rows = min(map(most_rows, blocks))
         self._counters = new_counters(len(blocks), blocks[0].out.device)
 
-    def __call__(self, residual: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """residual [T, hidden], changed in place -> [T, hidden]."""
+    def __call__(
+        self, residual: torch.Tensor, batch: AttentionBatch, last: LastTokens | None
+    ) -> torch.Tensor:
+        """As a `LayerStack`; so few rows are made as a whole, and last tokens picked from them."""
         if residual.shape[0] > self._max_rows:
-            return self._general(residual, batch)
+            return self._general(residual, batch, last)
         ops, first = self._ops, self._layers[0]
         x = ops.rms_norm(residual, first.attn_norm, first.eps)
         qkv: Parts | None = streamed_linear(x, _weight(first.attention.qkv), use_pdl=ops.use_pdl)
@@ -62,7 +62,7 @@ class StreamedDecoder:
             attended = ops.attention(q, attention.spec, batch, kv)
             following = self._counters[(i + 1) % len(self._counters)]
             qkv = streamed_block(attended, block, residual, self._counters[i], following, use_pdl=ops.use_pdl)
-        return residual
+        return residual if last is None else residual[last.rows]
 
 
 def stream(

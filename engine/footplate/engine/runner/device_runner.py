@@ -147,15 +147,17 @@ class DeviceRunner:
         Log-probabilities of prompts go into `made`, which is left out when no row wants any.
         """
         self._add_blocks(rows)
-        token_rows, batch, last = self._inputs(rows)
+        token_rows, batch = self._inputs(rows)
         token_ids = self._state.tokens[token_rows, batch.positions.long()]
-        hidden = self._model.hidden(token_ids, batch)
+        hidden = self._model.hidden(token_ids, batch, last_only=made is None)
         if made is not None:
             self._read_prompts(rows, hidden, made)
-        drawn = [r for r in rows if r.samples]
+            hidden = hidden[batch.query_starts[1:].long() - 1]
+        drawing = [i for i, r in enumerate(rows) if r.samples]
+        drawn = [rows[i] for i in drawing]
         if not drawn:
             return [], None, token_ids[:0]
-        index = self._staging.put(np.array([[r.row for r in drawn], last], dtype=np.int32))
+        index = self._staging.put(np.array([[r.row for r in drawn], drawing], dtype=np.int32))
         logits = self._model.logits(hidden[index[1].long()])
         return drawn, logits, self._model.draw(logits, index[0], self._state)
 
@@ -170,8 +172,8 @@ class DeviceRunner:
                 blocks.append(block)
         self._state.add_blocks(of_row, places, blocks, self._staging)
 
-    def _inputs(self, rows: Sequence[ScheduledRow]) -> tuple[torch.Tensor, AttentionBatch, list[int]]:
-        """(table row of each token [T], where the tokens stand, last token of each row that draws)."""
+    def _inputs(self, rows: Sequence[ScheduledRow]) -> tuple[torch.Tensor, AttentionBatch]:
+        """(table row of each token [T], where the tokens stand)."""
         plan = self._batch.plan(rows)
         packed = self._staging.put_all(
             plan.token_rows, plan.positions, plan.slots, plan.query_starts, plan.context_lens, plan.tables
@@ -189,8 +191,7 @@ class DeviceRunner:
             num_decodes=num_decodes,
             prefix_groups=self._groups.find(plan, num_decodes, self._staging),
         )
-        ends = plan.query_starts[1:] - 1
-        return token_rows.long(), batch, [int(e) for e, r in zip(ends, rows, strict=True) if r.samples]
+        return token_rows.long(), batch
 
     # --- what some rows ask for ---------------------------------------------------------------------------
 

@@ -40,23 +40,23 @@ class ModelRunner:
                     cache[target] = cache[source]
         self._batch.apply(output)
         token_ids, attention = self._batch.step_inputs(output)
-        hidden = self._model.hidden(token_ids, attention, self._layers)
+        reads_prompts = any(self._batch.params(r.row).prompt_logprobs is not None for r in output.rows)
+        hidden = self._model.hidden(token_ids, attention, self._layers, last_only=not reads_prompts)
         result = StepResult(output.step, {})
-        self._read_prompts(output, hidden, result)
+        if reads_prompts:
+            self._read_prompts(output, hidden, result)
+            hidden = hidden[attention.query_starts[1:].long() - 1]
         self._draw(output, hidden, result)
         return result
 
     def _draw(self, output: SchedulerOutput, hidden: torch.Tensor, result: StepResult) -> None:
-        last, sampling, end = [], [], 0
-        for row in output.rows:
-            end += row.num_tokens
-            if row.samples:
-                last.append(end - 1)
-                sampling.append(row)
-        if not sampling:
+        """Draw from hidden states [S, hidden], those of each row's last token."""
+        drawing = [i for i, row in enumerate(output.rows) if row.samples]
+        if not drawing:
             return
+        sampling = [output.rows[i] for i in drawing]
         rows = [self._batch.context(r.row) for r in sampling]
-        picked = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=hidden.device)]
+        picked = hidden if len(drawing) == len(hidden) else hidden[drawing]
         logits = self._model.logits(picked)
         wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         raw = logits[torch.tensor(wanted, device=logits.device)] if wanted else None

@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include <stddef.h>
+#include <string.h>
 
 typedef struct {
     const fp_matrix *qkv, *o, *gate_up, *down;
@@ -25,7 +26,16 @@ static int add_output(const fp_matrix *matrix, const float *input, int num_rows,
     return status;
 }
 
-static int run_layer(const fp_decoder_layer *layer, float *x, const fp_sequences *sequences, float *scratch) {
+/* Moves the row of each sequence's last token, of rows [T, size], to the front: row s is sequence s's. */
+static void pick_last(float *rows, const fp_sequences *sequences, size_t size) {
+    for (int s = 0; s < sequences->num_sequences; s++) /* a sequence has a token at least: no row is read late */
+        memmove(rows + (size_t)s * size, rows + (size_t)(sequences->query_starts[s + 1] - 1) * size,
+                size * sizeof *rows);
+}
+
+/* With `last` (the same sequences, one query each), everything past keys and values is made for their rows only. */
+static int run_layer(const fp_decoder_layer *layer, float *x, const fp_sequences *sequences, const fp_sequences *last,
+                     float *scratch) {
     size_t num_rows = (size_t)sequences->num_tokens;
     float *wide = scratch; /* qkv, later gate_up */
     size_t widest = (size_t)(layer->qkv->out_features > layer->gate_up->out_features ? layer->qkv->out_features
@@ -37,6 +47,12 @@ static int run_layer(const fp_decoder_layer *layer, float *x, const fp_sequences
     if (status == 0)
         status = fp_rope_and_cache(wide, &layer->cache, sequences, layer->cos_sin, layer->q_norm, layer->k_norm,
                                    layer->eps, q);
+    if (status == 0 && last != NULL) {
+        pick_last(q, sequences, (size_t)layer->o->in_features);
+        pick_last(x, sequences, (size_t)layer->o->out_features);
+        sequences = last;
+        rows = last->num_tokens;
+    }
     if (status == 0)
         status = fp_attention(q, &layer->cache, sequences, mixed);
     if (status == 0)
@@ -63,11 +79,12 @@ int fp_decoder_scratch(const fp_decoder_layer *layers, int num_layers) {
     return (int)widest;
 }
 
-/* x [T, hidden] in place through all layers. scratch holds T * fp_decoder_scratch floats. 0, or a part's status. */
+/* x [T, hidden] in place through all layers; where `last` is not NULL, x's first S rows are those of last tokens, and
+   others hold anything. scratch holds T * fp_decoder_scratch floats. 0, or a part's status. */
 int fp_run_layers(const fp_decoder_layer *layers, int num_layers, float *x, const fp_sequences *sequences,
-                  float *scratch) {
+                  const fp_sequences *last, float *scratch) {
     for (int index = 0; index < num_layers; index++) {
-        int status = run_layer(&layers[index], x, sequences, scratch);
+        int status = run_layer(&layers[index], x, sequences, index == num_layers - 1 ? last : NULL, scratch);
         if (status != 0)
             return status;
     }

@@ -119,7 +119,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "fp_decoder_scratch": (c_int, (POINTER(DecoderLayer), c_int)),
-    "fp_run_layers": (c_int, (POINTER(DecoderLayer), c_int, c_void_p, POINTER(Sequences), c_void_p)),
+    "fp_run_layers": (
+        c_int,
+        (POINTER(DecoderLayer), c_int, c_void_p, POINTER(Sequences), POINTER(Sequences), c_void_p),
+    ),
     "fp_attention": (c_int, (c_void_p, POINTER(CacheLayer), POINTER(Sequences), c_void_p)),
 }
 
