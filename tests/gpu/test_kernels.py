@@ -203,6 +203,20 @@ def test_any_number_of_splits_agrees(splits: Splits | None) -> None:
     torch.testing.assert_close(found, attention(*arguments), atol=4e-3, rtol=2**-6)
 
 
+def test_whichever_program_merges_makes_the_same_bits() -> None:
+    """Parts are merged by the program that happens to come last, in launches that share their counts."""
+    shape = replace(LARGE_SHAPES["decode"], sequences=_DECODES[:8], kv_dtype=torch.bfloat16)
+    arguments = attention_arguments(shape)
+    workspace = launch.Workspace()
+    for splits in (Splits(4, 64), Splits(16, 64)):
+        options = launch.AttentionOptions(splits=splits)
+        first = launch.attention(*arguments, options, workspace)
+        torch.testing.assert_close(first, attention(*arguments), atol=4e-3, rtol=2**-6)
+        for _ in range(300):
+            assert torch.equal(launch.attention(*arguments, options, workspace), first)
+    assert not workspace.counts(0, first.device).any()
+
+
 def test_a_deterministic_decode_row_is_the_same_bits_in_every_batch() -> None:
     shape = replace(LARGE_SHAPES["decode"], kv_dtype=torch.bfloat16)
     q, spec, batch, kv = attention_arguments(shape)

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[2]
 INTERPRETED = {
     "kernels.attention.kernel:prefill_kernel": "attention/triton",
     "kernels.attention.kernel:decode_kernel": "attention/triton-decode",
-    "kernels.attention.kernel:merge_kernel": "attention/triton-decode",
+    "kernels.attention.kernel:merge_kernel": "attention/triton-prefix",
     "kernels.attention.kernel:prefix_kernel": "attention/triton-prefix",
     "kernels.block_copy.kernel:_block_copy_kernel": "block_copy/triton",
     "kernels.decode_step.kernel:_decode_inputs_kernel": "decode_step/triton",

@@ -106,7 +106,7 @@ def test_a_workspace_serves_calls_of_every_size_and_keeps_what_it_handed_out() -
 
 def test_splits_fill_the_device_and_follow_rows_only() -> None:
     assert decode_splits(1, 1, 132).most == MAX_SPLITS
-    assert [decode_splits(rows, 8, 132).most for rows in (1, 8, 32, 256)] == [16, 2, 1, 1]
+    assert [decode_splits(rows, 8, 132).most for rows in (1, 4, 8, 16, 32, 256)] == [16, 8, 4, 1, 1, 1]
 
 
 def test_unusable_layouts_are_refused() -> None:

@@ -294,6 +294,50 @@ def _store_split(
         tl.store(log_sums + at_slot, peak + tl.log2(total), mask=is_row)
 
 
+@triton.jit
+def _merge_heads(
+    output, partials, log_sums, first_head, num_slots, is_part, slot, heads, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """All heads of a KV head from their parts, as `merge_kernel` does it for one. Reads past the L1 cache."""
+    at_head = first_head + heads
+    kept = (heads < GROUP)[:, None] & is_part[None, :]
+    at_slot = at_head[:, None] * num_slots + slot[None, :]
+    log_sum = tl.load(log_sums + at_slot, mask=kept, other=float("-inf"), cache_modifier=".cg")
+    peak = tl.maximum(tl.max(log_sum, axis=1), _LOWEST)  # of padding, too, no NaN
+    weights = tl.exp2(log_sum - peak[:, None])
+    column = tl.arange(0, COLUMNS)
+    inside = kept[:, :, None] & (column < HEAD_DIM)[None, None, :]
+    at_part = partials + at_slot[:, :, None] * HEAD_DIM + column[None, None, :]
+    parts = tl.load(at_part, mask=inside, other=0.0, cache_modifier=".cg")
+    whole = tl.sum(weights, axis=1)
+    result = tl.sum(parts * weights[:, :, None], axis=1) / tl.where(whole > 0, whole, 1.0)[:, None]
+    at_row = output + at_head[:, None] * HEAD_DIM + column[None, :]
+    _store_rows(at_row, column, result, heads < GROUP, HEAD_DIM)
+
+
+@triton.jit
+def _merge_if_last(
+    output, partials, log_sums, arrivals, token, kv_head, used, num_slots, NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """What the program does that leaves the last of a row's parts: merge them, in the order of splits.
+
+    `arrivals` counts parts of each row and KV head, and is left at zero for the next launch.
+    """
+    arrival = arrivals + token * NUM_KV_HEADS + kv_head
+    tl.debug_barrier()  # all of the program's part is written before it says so
+    if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
+        tl.store(arrival, 0)
+        slot = tl.arange(0, SLOTS)
+        first_head = token * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
+        _merge_heads(
+            output, partials, log_sums, first_head, num_slots, slot < used, slot, tl.arange(0, HEADS), GROUP,
+            HEAD_DIM, COLUMNS,
+        )  # fmt: skip
+
+
 # How many splits there are follows the batch: compiled in, each count would compile anew while serving.
 @triton.jit(do_not_specialize=["table_stride", "num_splits", "num_slots"])
 def decode_kernel(
@@ -306,27 +350,20 @@ def decode_kernel(
     context_lens,
     block_tables,
     prefix_lens,
+    arrivals,
     table_stride,
     block_stride,
     scale,
     num_splits,
     num_slots,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    HAS_PREFIX: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS_PREFIX: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr,
+    MERGE_HEADS: tl.constexpr, MERGE_SLOTS: tl.constexpr,  # 0: `merge_kernel` merges
     USE_PDL: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
+):  # fmt: skip
+    token = tl.program_id(1).to(tl.int64)
+    kv_head = tl.program_id(0)
     split = tl.program_id(2)
     context = tl.load(context_lens + token)
     begin, prefix = _first_key(context, prefix_lens, token, HAS_PREFIX, WINDOW, BLOCK_SIZE)
@@ -363,6 +400,12 @@ def decode_kernel(
         output, partials, log_sums, accumulated, total, peak, at_head, column, is_row, is_whole, split, used,
         num_slots, HEAD_DIM,
     )  # fmt: skip
+    if MERGE_SLOTS:
+        if used > 1:
+            _merge_if_last(
+                output, partials, log_sums, arrivals, token, kv_head, used, num_slots, NUM_KV_HEADS, GROUP,
+                HEAD_DIM, COLUMNS, MERGE_HEADS, MERGE_SLOTS,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_groups", "table_stride", "num_splits", "num_slots", "first_slot"])

@@ -28,6 +28,9 @@ KvPair = tuple[torch.Tensor, torch.Tensor]
 IS_INTERPRETED: bool = triton.knobs.runtime.interpret
 _INTERPRETED_SMS = 4
 FEW_SLOTS = 32
+# Parts that the last program of a row and KV head merges itself: so many elements are 64 registers a thread.
+MERGED_ELEMENTS = 8192
+FIRST_COUNTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,13 @@ class Workspace:
     def __init__(self) -> None:
         # The last one serves; earlier ones are kept because captured graphs write into them.
         self._buffers: list[torch.Tensor] = []
+        self._counts: list[torch.Tensor] = []
+
+    def counts(self, size: int, device: torch.device) -> torch.Tensor:
+        """At least `size` int32 zeros; who counts in them leaves zeros."""
+        if not self._counts or self._counts[-1].numel() < size:
+            self._counts.append(torch.zeros(max(size, FIRST_COUNTS), dtype=torch.int32, device=device))
+        return self._counts[-1]
 
     def reserve(self, size: int, device: torch.device) -> torch.Tensor:
         """At least `size` float32 elements, with any contents."""
@@ -252,9 +262,17 @@ class _Launch:
         parts = self._parts(plan, workspace)
         if plan.prefix_splits is not None:
             self._read_prefixes(plan, plan.prefix_splits, parts)
-        self._read_rows(plan, parts)
-        if plan.num_slots > 1:
+        merge_slots = self._merge_slots(plan)
+        self._read_rows(plan, parts, merge_slots, workspace)
+        if plan.num_slots > 1 and not merge_slots:
             self._merge(plan, parts)
+
+    def _merge_slots(self, plan: DecodePlan) -> int:
+        """Parts that the decode kernel has room to merge itself; 0 where a launch of its own must."""
+        group = triton.next_power_of_2(self.spec.num_heads // self.spec.num_kv_heads)
+        room = MERGED_ELEMENTS // (group * triton.next_power_of_2(self.spec.head_dim))
+        fits = plan.prefix_splits is None and 1 < plan.num_slots <= min(room, FEW_SLOTS)
+        return min(room, FEW_SLOTS) if fits else 0
 
     def _parts(self, plan: DecodePlan, workspace: Workspace) -> KvPair:
         """Memory for what splits leave: values and log-sums."""
@@ -289,9 +307,11 @@ class _Launch:
             **self._compiled(tile.num_warps, tile.num_stages),
         )
 
-    def _read_rows(self, plan: DecodePlan, parts: KvPair) -> None:
+    def _read_rows(self, plan: DecodePlan, parts: KvPair, merge_slots: int, workspace: Workspace) -> None:
         batch, spec, tile = self.batch, self.spec, plan.tile
-        kernel.decode_kernel[(plan.num_rows, spec.num_kv_heads, plan.splits.most)](
+        # Also where none are needed: so the first call makes them, which is not within a capture.
+        counts = workspace.counts(plan.num_rows * spec.num_kv_heads if merge_slots else 0, self.q.device)
+        kernel.decode_kernel[(spec.num_kv_heads, plan.num_rows, plan.splits.most)](
             self.q,
             self.output,
             *parts,
@@ -299,11 +319,14 @@ class _Launch:
             batch.context_lens,
             batch.block_tables,
             self._prefix_lens(plan),
+            counts,
             batch.block_tables.stride(0),
             self.kv[0].stride(0),
             spec.scale,
             plan.splits.most,
             plan.num_slots,
+            MERGE_HEADS=triton.next_power_of_2(spec.num_heads // spec.num_kv_heads),
+            MERGE_SLOTS=merge_slots,
             WINDOW=spec.window,
             HAS_PREFIX=plan.prefix_splits is not None,
             CHUNK=plan.splits.chunk,
