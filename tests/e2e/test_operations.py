@@ -64,6 +64,13 @@ def test_health_and_readiness_need_no_key(served: ServeProcess) -> None:
     assert all(state["ready"] for state in states.values())
 
 
+def test_rays_daemons_do_not_go_before_engines_and_gateways(served: ServeProcess) -> None:
+    daemons = served.pids("/raylet ")
+    assert daemons
+    for pid in [*daemons, *served.engine_pids(), *served.gateway_pids(), *served.pids("bin/haproxy ")]:
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0), pid
+
+
 def test_every_answer_has_one_request_id_of_ours(served: ServeProcess) -> None:
     with served.http() as http:
         for path in ("/healthz", "/v1/models", "/v1/nothing", "/nothing", "/-/healthz"):

@@ -48,6 +48,8 @@ def ray_environment(
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        # Ray starts workers at 15; its own daemons, at 0, would then go before engines and gateways.
+        "RAY_worker_niceness": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # The probe's defaults leave a machine without HTTP for 27 s after its proxy dies.

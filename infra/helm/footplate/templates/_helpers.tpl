@@ -38,6 +38,7 @@ capabilities:
 {{- /* As footplate.deployments.ray_environment has it, which says why; tests/infra compares them. */ -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_DEDUP_LOGS, value: "0"}
+- {name: RAY_worker_niceness, value: "0"}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
 - {name: RAY_SERVE_THROUGHPUT_OPTIMIZED, value: "1"}
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "1"}
