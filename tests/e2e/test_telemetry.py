@@ -101,6 +101,15 @@ def test_one_trace_goes_from_the_client_through_gateway_router_and_engine(
     assert all(sent["authorization"] == "Bearer of-the-collector" for sent in receiver.headers)
 
 
+def test_the_poll_of_the_start_is_not_traced(exporting: tuple[ServeProcess, Receiver]) -> None:
+    served, receiver = exporting
+    with served.http() as http:
+        assert http.get("/v1/me").status_code == 200
+    # Spans come in the order in which they ended.
+    receiver.wait_for(lambda: any(span.name == "GET /v1/me" for span in receiver.spans()))
+    assert not [span for span in receiver.spans() if span.name == "GET /v1/models"]
+
+
 def test_both_processes_export_their_own_series(exporting: tuple[ServeProcess, Receiver]) -> None:
     served, receiver = exporting
     with served.http() as http:

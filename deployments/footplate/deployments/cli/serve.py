@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import sys
 import threading
@@ -138,7 +139,9 @@ class _StopSignal:
 
 def _tell(phase: str) -> None:
     """One line a phase, on stderr: a start takes a while, and silence looks like a fault."""
-    print(f"footplate: {phase}", file=sys.stderr, flush=True)
+    # In one write: phases begin in several threads, and `print` writes a line's end by itself.
+    sys.stderr.write(f"footplate: {phase}\n")
+    sys.stderr.flush()
 
 
 def _wait_until_it_answers(run: PlatformRun, stop: _StopSignal) -> None:
@@ -148,7 +151,12 @@ def _wait_until_it_answers(run: PlatformRun, stop: _StopSignal) -> None:
         StartupError: a model or the gateway can't start.
     """
     key = (run.paths.keys_dir / "tenant.key").read_text().strip()
-    request = urllib.request.Request(f"{run.base_url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    headers = {
+        "Authorization": f"Bearer {key}",
+        # A parent that isn't sampled: no collector wants this poll.
+        "traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00",
+    }
+    request = urllib.request.Request(f"{run.base_url}/v1/models", headers=headers)
     wanted = [f'"{model.name}"' for model in run.plan.models]
     next_look = time.monotonic() + 3
     with run.clock.measure("replicas"):
