@@ -1,7 +1,13 @@
 """aiperf, guidellm and `footplate bench serve` measure one server in turn, and find the same.
 
-They take turns in rounds, so that what changes on the machine meanwhile meets all of them. What each one
-calls its figures, read in the source of the versions that are installed:
+They take turns in rounds, each time another one first, so that what changes on the machine meanwhile meets
+all of them. Compared is the geometric mean of a tool's shares of ours by round, which is the ratio of the
+geometric means of the medians that the two report: it says what their medians say, uses every round where a
+median of shares uses the middle one or two, and has a standard error. A round's share has a standard
+deviation of about 0.12 on two cores with nothing else on them, so the figure of 15 rounds has one of 0.03,
+and the bound lies three of them away.
+
+What each one calls its figures, read in the source of the versions that are installed:
 
 - TTFT: all three end it with the first chunk that has text, not with the role chunk. aiperf begins it just
   before it asks its pool for a connection; guidellm as the request's head is written; ours, in closed loop,
@@ -17,11 +23,13 @@ they pace: ours sends both at once, and prompts that come together are read toge
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +42,7 @@ from tests.clients.conftest import HERE
 from tests.e2e.serve_process import FOOTPLATE, SMALL, ServeProcess, clean_environment
 
 pytestmark = pytest.mark.clients
-ROUNDS = int(os.environ.get("CLIENTS_ROUNDS", "7"))
+ROUNDS = int(os.environ.get("CLIENTS_ROUNDS", "15"))
 LEVELS = tuple(int(part) for part in os.environ.get("CLIENTS_CONCURRENCY", "1").split(","))
 REQUESTS, WARM = 20, 4
 CONTENT_TOKENS, OUTPUT_TOKENS = 96, 32
@@ -219,14 +227,19 @@ def setting(
 
 
 def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting: Setting) -> None:
+    assert ROUNDS > 1, "one round has no standard error"
+    tools = [
+        partial(by_aiperf, aiperf, setting),
+        partial(by_guidellm, guidellm, setting),
+        partial(by_footplate, setting),
+    ]
     found: list[Measured] = []
     for turn in range(1, ROUNDS + 1):
         for concurrency in LEVELS:
             # A prefix cache may hold what one seed sent before.
             seed = 10 * turn + concurrency
-            found.append(by_aiperf(aiperf, setting, concurrency, seed))
-            found.append(by_guidellm(guidellm, setting, concurrency, seed))
-            found.append(by_footplate(setting, concurrency, seed))
+            found += [measure(concurrency, seed) for measure in tools]
+        tools = [*tools[1:], tools[0]]
     rows = compared(found)
     write(found, rows)
     for measured in found:
@@ -239,13 +252,17 @@ def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting
         if measured.tool == OURS and measured.more["client"]["is_late"]
     ]
     assert not late, f"this machine is too busy to measure on: {late}"
-    apart = [row for row in rows if row["concurrency"] == 1 and abs(row["of_ours"] - 1) > TOLERANCE]
-    assert not apart
+    apart = [
+        f"{name_of(row)} of {row['tool']} is {row['of_ours']:.3f} of ours (± {row['standard_error']:.3f})"
+        for row in rows
+        if row["concurrency"] == 1 and abs(row["of_ours"] - 1) > TOLERANCE
+    ]
+    assert not apart, f"apart by more than {TOLERANCE:.3f}: {'; '.join(apart)}"
 
 
 def compared(found: list[Measured]) -> list[dict[str, Any]]:
-    """For each tool, level and figure: the median over the rounds and its spread, and the median of its
-    shares of ours in the same round, since a machine's speed drifts from one to the next.
+    """For each tool, level and figure: the median over the rounds and its spread, and the geometric mean of
+    its shares of ours in the same round, since a machine's speed drifts, with that mean's standard error.
     """
     rows = []
     for concurrency in LEVELS:
@@ -255,11 +272,21 @@ def compared(found: list[Measured]) -> list[dict[str, Any]]:
                 if each.concurrency == concurrency:
                     by_tool.setdefault(each.tool, []).append(getattr(each, figure))
             for tool, values in by_tool.items():
-                shares = [value / ours for value, ours in zip(values, by_tool[OURS], strict=True)]
-                of_ours = round(statistics.median(shares), 4)
-                row = {"concurrency": concurrency, "figure": figure, "tool": tool, "of_ours": of_ours}
+                shares = [math.log(value / ours) for value, ours in zip(values, by_tool[OURS], strict=True)]
+                of_ours = math.exp(statistics.mean(shares))
+                row = {
+                    "concurrency": concurrency,
+                    "figure": figure,
+                    "tool": tool,
+                    "of_ours": of_ours,
+                    "standard_error": of_ours * statistics.stdev(shares) / math.sqrt(len(shares)),
+                }
                 rows.append(row | spread(values))
     return rows
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return str(row["figure"]).removesuffix("_ms").upper()
 
 
 def write(found: list[Measured], rows: list[dict[str, Any]]) -> None:
@@ -278,19 +305,18 @@ def write(found: list[Measured], rows: list[dict[str, Any]]) -> None:
     }
     (RESULTS / "agreement.json").write_text(json.dumps(result, indent=1) + "\n")
     lines = [
-        f"Medians of {ROUNDS} rounds in turn, ms; {SMALL}, {CONTENT_TOKENS} prompt tokens and a template,",
-        f"{OUTPUT_TOKENS} output tokens, {REQUESTS} requests a run; the server has half of the cores,",
-        "the tools the other half.",
+        f"Medians of {ROUNDS} rounds in turn, each with another tool first, ms; {SMALL},",
+        f"{CONTENT_TOKENS} prompt tokens and a template, {OUTPUT_TOKENS} output tokens,",
+        f"{REQUESTS} requests a run; the server has half of the cores, the tools the other half.",
         "ITL is a request's mean here, as aiperf and guidellm define it: our TPOT.",
         f"{head['hardware']}; commit {head['commit']}; load at the end {head['load_1min']}.",
         "",
-        "| concurrency | figure | tool | median | lowest to highest | of ours, by round |",
-        "|---|---|---|---|---|---|",
+        "| concurrency | figure | tool | median | lowest to highest | of ours, by round | standard error |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        name = row["figure"].removesuffix("_ms").upper()
         lines.append(
-            f"| {row['concurrency']} | {name} | {row['tool']} | {row['median']} "
-            f"| {row['min']} to {row['max']} | {row['of_ours']:.2f} |"
+            f"| {row['concurrency']} | {name_of(row)} | {row['tool']} | {row['median']} "
+            f"| {row['min']} to {row['max']} | {row['of_ours']:.3f} | {row['standard_error']:.3f} |"
         )
     (RESULTS / "agreement.md").write_text("\n".join(lines) + "\n")
