@@ -239,10 +239,10 @@ def check_no_placeholder_reaches_the_model(rig: Rig, monkeypatch: Any) -> None:
     decoder = runner(core)._model._decoder
     plain, lowest = decoder.hidden, []
 
-    def watched(token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def watched(token_ids: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         lowest.append(int(token_ids.min()))
         assert lowest[-1] >= 0, "an id that nobody has drawn reached the model"
-        hidden: torch.Tensor = plain(token_ids, *rest)
+        hidden: torch.Tensor = plain(token_ids, *rest, **options)
         return hidden
 
     monkeypatch.setattr(decoder, "hidden", watched)
