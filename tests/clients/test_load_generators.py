@@ -47,6 +47,9 @@ LEVELS = tuple(int(part) for part in os.environ.get("CLIENTS_CONCURRENCY", "1").
 REQUESTS, WARM = 20, 4
 CONTENT_TOKENS, OUTPUT_TOKENS = 96, 32
 TOLERANCE = 0.10
+# Late is a lag of 2 ms in one of a hundred moments, for the sake of 99th percentiles. A run or two of that are
+# nothing to a mean of medians, and all are in it; more of them tell of a machine that has other work.
+MAX_LATE_SHARE = 0.2
 RUN_S = 600
 RESULTS = HERE / "results"
 OURS = "footplate bench serve"
@@ -251,7 +254,8 @@ def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting
         for measured in found
         if measured.tool == OURS and measured.more["client"]["is_late"]
     ]
-    assert not late, f"this machine is too busy to measure on: {late}"
+    num_ours = sum(measured.tool == OURS for measured in found)
+    assert len(late) <= MAX_LATE_SHARE * num_ours, f"this machine is too busy to measure on: {late}"
     apart = [
         f"{name_of(row)} of {row['tool']} is {row['of_ours']:.3f} of ours (± {row['standard_error']:.3f})"
         for row in rows
