@@ -47,8 +47,8 @@ LEVELS = tuple(int(part) for part in os.environ.get("CLIENTS_CONCURRENCY", "1").
 REQUESTS, WARM = 20, 4
 CONTENT_TOKENS, OUTPUT_TOKENS = 96, 32
 TOLERANCE = 0.10
-# Late is a lag of 2 ms in one of a hundred moments, for the sake of 99th percentiles. A run or two of that are
-# nothing to a mean of medians, and all are in it; more of them tell of a machine that has other work.
+# Late is a lag of 2 ms in one of a hundred moments, for the sake of 99th percentiles. A run or two of that
+# are nothing to a mean of medians, and all are in it; more of them tell of a machine that has other work.
 MAX_LATE_SHARE = 0.2
 RUN_S = 600
 RESULTS = HERE / "results"
