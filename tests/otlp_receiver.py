@@ -1,9 +1,13 @@
-"""An OTLP receiver over real HTTP; it reads what comes with the classes of opentelemetry-proto."""
+"""An OTLP receiver over real HTTP; it reads what comes with the classes of opentelemetry-proto.
+
+`python -m tests.otlp_receiver` shows the traces that come to port 4318, or to the one it is given.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,8 +92,8 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """A receiver on a free port."""
+def receiving(port: int = 0) -> Iterator[Receiver]:
+    """A receiver on this port of loopback; 0: a free one."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -107,7 +111,7 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -134,3 +138,44 @@ def attributes(pairs: Any) -> dict[str, Any]:
     found = {pair.key: value_of(pair.value) for pair in pairs if isinstance(pair, KeyValue)}
     assert len(found) == len(pairs)
     return found
+
+
+def outline(spans: Sequence[Any]) -> Iterator[str]:
+    """A line for each span and event, by trace: depth, milliseconds from its beginning, attributes."""
+    for trace_id in dict.fromkeys(span.trace_id for span in spans):
+        yield f"trace {trace_id.hex()}"
+        trace = sorted(
+            (span for span in spans if span.trace_id == trace_id),
+            key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano),
+        )
+        zero_ns = trace[0].start_time_unix_nano
+        depths: dict[bytes, int] = {}
+        for span in trace:
+            depth = depths[span.span_id] = depths.get(span.parent_span_id, 0) + 1
+            begin_ms, end_ms = (
+                (at - zero_ns) / 1e6 for at in (span.start_time_unix_nano, span.end_time_unix_nano)
+            )
+            told = " ".join(f"{name}={value}" for name, value in attributes(span.attributes).items())
+            yield f"{'  ' * depth}{span.name}  {begin_ms:.2f} to {end_ms:.2f}  {told}".rstrip()
+            for event in span.events:
+                yield f"{'  ' * (depth + 1)}· {event.name}  {(event.time_unix_nano - zero_ns) / 1e6:.2f}"
+
+
+def show(port: int) -> None:
+    """Print spans as they come, until Ctrl-C."""
+    with receiving(port) as receiver:
+        print(f"otlp_endpoint: {receiver.url}", flush=True)
+        num_shown = 0
+        while True:
+            with receiver.changed:
+                receiver.changed.wait_for(lambda known=num_shown: len(receiver.spans()) > known)
+            spans = receiver.spans()
+            print(*outline(spans[num_shown:]), sep="\n", flush=True)
+            num_shown = len(spans)
+
+
+if __name__ == "__main__":
+    try:
+        show(int(sys.argv[1]) if len(sys.argv) > 1 else 4318)
+    except KeyboardInterrupt:
+        pass

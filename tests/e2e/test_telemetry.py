@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from footplate.deployments.leftovers import wait_until
 from footplate.deployments.run_paths import RunPaths
 from tests.e2e.serve_process import SMALL, ServeProcess
-from tests.otlp_receiver import Receiver, attributes, receiving
+from tests.otlp_receiver import Receiver, attributes, outline, receiving
 
 CHAT = "/v1/chat/completions"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -99,6 +99,10 @@ def test_one_trace_goes_from_the_client_through_gateway_router_and_engine(
     reason = attributes(attempt.attributes)["footplate.reason"]
     assert reason and attributes(attempt.attributes)["footplate.replica"] == "0"
     assert all(sent["authorization"] == "Bearer of-the-collector" for sent in receiver.headers)
+    # As `python -m tests.otlp_receiver` shows it.
+    shown = [line.strip().partition("  ")[0] for line in outline(list(spans.values()))]
+    assert shown[:3] == [f"trace {TRACE_ID}", f"POST {CHAT}", f"chat {SMALL}"]
+    assert f"gen_ai.usage.output_tokens={24}" in "".join(outline([chat]))
 
 
 def test_the_poll_of_the_start_is_not_traced(exporting: tuple[ServeProcess, Receiver]) -> None:
