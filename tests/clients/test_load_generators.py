@@ -1,11 +1,12 @@
 """aiperf, guidellm and `footplate bench serve` measure one server in turn, and find the same.
 
-They take turns in rounds, each time another one first, so that what changes on the machine meanwhile meets
-all of them. Compared is the geometric mean of a tool's shares of ours by round, which is the ratio of the
-geometric means of the medians that the two report: it says what their medians say, uses every round where a
-median of shares uses the middle one or two, and has a standard error. A round's share has a standard
-deviation of about 0.12 on two cores with nothing else on them, so the figure of 15 rounds has one of 0.03,
-and the bound lies three of them away.
+They take turns in rounds, each time another one first; what is compared is the geometric mean over the
+rounds of a tool's share of ours. A small machine's speed changes by a tenth and more from one run to the
+next, whoever measures, and the time between tokens most of all. The gateway's own histogram says how fast the
+server was meanwhile: so a tool's median time between tokens is taken as a share of the server's mean in the
+same run, and these are compared. Times to the first token are compared as reported: there the server's mean
+is of other requests, too, since prompts of a warm-up come again and are then in the prefix cache. All shares
+are written down, with standard errors.
 
 What each one calls its figures, read in the source of the versions that are installed:
 
@@ -27,8 +28,8 @@ import math
 import os
 import statistics
 import subprocess
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from tests.clients.conftest import HERE
 from tests.e2e.serve_process import FOOTPLATE, SMALL, ServeProcess, clean_environment
 
 pytestmark = pytest.mark.clients
-ROUNDS = int(os.environ.get("CLIENTS_ROUNDS", "15"))
+ROUNDS = int(os.environ.get("CLIENTS_ROUNDS", "12"))
 LEVELS = tuple(int(part) for part in os.environ.get("CLIENTS_CONCURRENCY", "1").split(","))
 REQUESTS, WARM = 20, 4
 CONTENT_TOKENS, OUTPUT_TOKENS = 96, 32
@@ -69,6 +70,9 @@ class Measured:
     load_1min: float
     command: str
     more: dict[str, Any]
+    # What the gateway measured meanwhile: means over the run's requests, those that warm up among them.
+    served_ttft_ms: float = math.nan
+    served_itl_ms: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,7 @@ def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting
         for concurrency in LEVELS:
             # A prefix cache may hold what one seed sent before.
             seed = 10 * turn + concurrency
-            found += [measure(concurrency, seed) for measure in tools]
+            found += [beside_server(setting.served, partial(measure, concurrency, seed)) for measure in tools]
         tools = [*tools[1:], tools[0]]
     rows = compared(found)
     write(found, rows)
@@ -257,35 +261,69 @@ def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting
     num_ours = sum(measured.tool == OURS for measured in found)
     assert len(late) <= MAX_LATE_SHARE * num_ours, f"this machine is too busy to measure on: {late}"
     apart = [
-        f"{name_of(row)} of {row['tool']} is {row['of_ours']:.3f} of ours (± {row['standard_error']:.3f})"
+        f"{name_of(row)} of {row['tool']} is {row[COMPARED[row['figure']]]:.3f} of ours"
+        f" (± {row[COMPARED[row['figure']] + '_error']:.3f})"
         for row in rows
-        if row["concurrency"] == 1 and abs(row["of_ours"] - 1) > TOLERANCE
+        if row["concurrency"] == 1 and abs(row[COMPARED[row["figure"]]] - 1) > TOLERANCE
     ]
     assert not apart, f"apart by more than {TOLERANCE:.3f}: {'; '.join(apart)}"
 
 
+COMPARED = {"ttft_ms": "plain", "itl_ms": "over_server"}
+SERVED = {"ttft_ms": "vllm:time_to_first_token_seconds", "itl_ms": "vllm:inter_token_latency_seconds"}
+
+
+def beside_server(served: ServeProcess, measure: Callable[[], Measured]) -> Measured:
+    """A run, with the server's means of its requests."""
+
+    def sums() -> dict[str, tuple[float, float]]:
+        served.await_settled()
+        return {
+            key: (served.metric(f"{name}_sum"), served.metric(f"{name}_count"))
+            for key, name in SERVED.items()
+        }
+
+    before = sums()
+    measured = measure()
+    means = {
+        f"served_{key}": 1000 * (total - before[key][0]) / (count - before[key][1])
+        for key, (total, count) in sums().items()
+    }
+    return replace(measured, **means)
+
+
+def geometric(shares: list[float]) -> tuple[float, float]:
+    """(geometric mean, its standard error)."""
+    logs = [math.log(share) for share in shares]
+    mean = math.exp(statistics.mean(logs))
+    return mean, mean * statistics.stdev(logs) / math.sqrt(len(logs))
+
+
 def compared(found: list[Measured]) -> list[dict[str, Any]]:
-    """For each tool, level and figure: the median over the rounds and its spread, and the geometric mean of
-    its shares of ours in the same round, since a machine's speed drifts, with that mean's standard error.
+    """For each tool, level and figure: the median over the rounds and its spread, and shares of ours, as the
+    tools report (`plain`) and over the server's own figures in the same run (`over_server`).
     """
     rows = []
     for concurrency in LEVELS:
         for figure in ("ttft_ms", "itl_ms"):
-            by_tool: dict[str, list[float]] = {}
+            by_tool: dict[str, list[Measured]] = {}
             for each in found:
                 if each.concurrency == concurrency:
-                    by_tool.setdefault(each.tool, []).append(getattr(each, figure))
-            for tool, values in by_tool.items():
-                shares = [math.log(value / ours) for value, ours in zip(values, by_tool[OURS], strict=True)]
-                of_ours = math.exp(statistics.mean(shares))
-                row = {
-                    "concurrency": concurrency,
-                    "figure": figure,
-                    "tool": tool,
-                    "of_ours": of_ours,
-                    "standard_error": of_ours * statistics.stdev(shares) / math.sqrt(len(shares)),
-                }
-                rows.append(row | spread(values))
+                    by_tool.setdefault(each.tool, []).append(each)
+            for tool, runs in by_tool.items():
+                values, ours = ([getattr(run, figure) for run in of] for of in (runs, by_tool[OURS]))
+                base, our_base = (
+                    [getattr(run, f"served_{figure}") for run in of] for of in (runs, by_tool[OURS])
+                )
+                plain = [value / our for value, our in zip(values, ours, strict=True)]
+                of_ours = [share * b / a for share, a, b in zip(plain, base, our_base, strict=True)]
+                rows.append(
+                    {"concurrency": concurrency, "figure": figure, "tool": tool}
+                    | dict(zip(("over_server", "over_server_error"), geometric(of_ours), strict=True))
+                    | dict(zip(("plain", "plain_error"), geometric(plain), strict=True))
+                    | {"served_median": statistics.median(base)}
+                    | spread(values)
+                )
     return rows
 
 
@@ -312,15 +350,19 @@ def write(found: list[Measured], rows: list[dict[str, Any]]) -> None:
         f"Medians of {ROUNDS} rounds in turn, each with another tool first, ms; {SMALL},",
         f"{CONTENT_TOKENS} prompt tokens and a template, {OUTPUT_TOKENS} output tokens,",
         f"{REQUESTS} requests a run; the server has half of the cores, the tools the other half.",
-        "ITL is a request's mean here, as aiperf and guidellm define it: our TPOT.",
+        "ITL is a request's mean here, as aiperf and guidellm define it: our TPOT. Shares of ours are",
+        "geometric means by round with their standard errors: as reported, and over the server's own means in",
+        "the same run. Compared are TTFT as reported and ITL over the server's.",
         f"{head['hardware']}; commit {head['commit']}; load at the end {head['load_1min']}.",
         "",
-        "| concurrency | figure | tool | median | lowest to highest | of ours, by round | standard error |",
-        "|---|---|---|---|---|---|---|",
+        "| concurrency | figure | tool | median | lowest to highest | server's | share | over server's |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         lines.append(
             f"| {row['concurrency']} | {name_of(row)} | {row['tool']} | {row['median']} "
-            f"| {row['min']} to {row['max']} | {row['of_ours']:.3f} | {row['standard_error']:.3f} |"
+            f"| {row['min']} to {row['max']} | {row['served_median']:.4g} "
+            f"| {row['plain']:.3f} ± {row['plain_error']:.3f} "
+            f"| {row['over_server']:.3f} ± {row['over_server_error']:.3f} |"
         )
     (RESULTS / "agreement.md").write_text("\n".join(lines) + "\n")
