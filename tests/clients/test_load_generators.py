@@ -48,9 +48,9 @@ LEVELS = tuple(int(part) for part in os.environ.get("CLIENTS_CONCURRENCY", "1").
 REQUESTS, WARM = 20, 4
 CONTENT_TOKENS, OUTPUT_TOKENS = 96, 32
 TOLERANCE = 0.10
-# Late is a lag of 2 ms in one of a hundred moments, for the sake of 99th percentiles. A run or two of that
-# are nothing to a mean of medians, and all are in it; more of them tell of a machine that has other work.
-MAX_LATE_SHARE = 0.2
+# What our client may lag, of the TTFT it reports, in 19 of 20 moments. Its own warning is stricter, for the
+# sake of 99th percentiles; medians are compared here.
+MAX_LAG = 0.02
 RUN_S = 600
 RESULTS = HERE / "results"
 OURS = "footplate bench serve"
@@ -254,12 +254,11 @@ def test_all_tools_find_the_same_latencies(aiperf: Path, guidellm: Path, setting
         assert measured.output_tokens == OUTPUT_TOKENS, measured.tool
         assert REQUESTS - 2 <= measured.requests <= REQUESTS + 1, measured.tool
     late = [
-        (measured.concurrency, measured.load_1min, measured.more["client"]["reasons"])
+        f"{measured.more['client']['lag_ms']['p95']:.2f} ms at a load of {measured.load_1min}"
         for measured in found
-        if measured.tool == OURS and measured.more["client"]["is_late"]
+        if measured.tool == OURS and measured.more["client"]["lag_ms"]["p95"] > MAX_LAG * measured.ttft_ms
     ]
-    num_ours = sum(measured.tool == OURS for measured in found)
-    assert len(late) <= MAX_LATE_SHARE * num_ours, f"this machine is too busy to measure on: {late}"
+    assert not late, f"this machine is too busy to measure on, our client lagged by {'; '.join(late)} (p95)"
     apart = [
         f"{name_of(row)} of {row['tool']} is {row[COMPARED[row['figure']]]:.3f} of ours"
         f" (± {row[COMPARED[row['figure']] + '_error']:.3f})"
