@@ -282,7 +282,7 @@ def _store_split(
     output, partials, log_sums, accumulated, total, peak, at_head, column, is_row, is_whole, split, used,
     num_slots, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """The rows' result where one split read all keys, else this split's part of it for `merge_kernel`."""
+    """The rows' result where one split read all keys, else this split's part of it."""
     result = accumulated / tl.where(total > 0, total, 1.0)[:, None]
     if is_whole:
         at_row = at_head[:, None] * HEAD_DIM + column[None, :]
