@@ -27,7 +27,7 @@ NOTES = [
     " counted once, and a long one may be a kernel that waits rather than one that works.",
     "step_ms is measured without the profiler, busy_ms and idle_ms under it and 32 steps later, with as many"
     " tokens more of context: up to 6 % longer. So step_ms may be below busy_ms.",
-    "host_ms_a_step is a step's time less what the host waited for the device: work that is hidden behind it.",
+    "host_ms_a_step is a step's time less what the host waited for the device: work hidden behind it.",
     "To see what a kernel costs, compare busy_ms of two runs, one without it or with another in its place.",
 ]
 
