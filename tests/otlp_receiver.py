@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -175,7 +175,9 @@ def show(port: int) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Print the spans that come over OTLP/HTTP, until Ctrl-C.")
+    parser.add_argument("port", nargs="?", type=int, default=4318)
     try:
-        show(int(sys.argv[1]) if len(sys.argv) > 1 else 4318)
+        show(parser.parse_args().port)
     except KeyboardInterrupt:
         pass
